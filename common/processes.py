@@ -1,4 +1,4 @@
-"""Processes that end with their parent, signals, a process pool, temporary environment variables, run time of the command."""
+"""Processes that end with their parent, signals, a process pool, run time of the command."""
 
 import atexit
 import contextlib
@@ -25,36 +25,20 @@ from typing import Any
 from common.start import STARTED
 
 SYSTEM_ROOT = Path("/")
-POLL_S = 0.2
 # from linux/prctl.h
 PR_SET_PDEATHSIG = 1
 
 
-def pid_for_children() -> int:
-    """The argument for `die_with_parent` in the processes that this one starts."""
-    # PR_SET_PDEATHSIG is sent when the thread ends that started the process.
-    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
-
-
 def die_with_parent(parent: int) -> None:
-    """Kill this process as soon as its parent is gone, whatever it is doing.
+    """Kill this process as soon as its parent is gone, whatever it is doing (Linux).
 
-    On Linux the kernel does it, on macOS a thread that polls every 0.2 s, on Windows nothing. parent: the parent's
-    `pid_for_children`; 0: no-op, and the process has to notice by itself that its pipe is closed.
+    parent: its process id; 0: no-op. Then, elsewhere, and in children of multiprocessing's fork server, the process has to notice by
+    itself that its pipe is closed.
     """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_S)
-        os._exit(1)
-
     if not parent:
         return
     if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    elif os.name == "posix" and os.getppid() == parent:
-        threading.Thread(target=watch, name="parent", daemon=True).start()
-    # Neither branch on Windows and for children of multiprocessing's fork server: they too have to notice the closed pipe.
     # The parent may have ended before this line.
     if os.getppid() == 1 != parent:
         os._exit(1)
@@ -147,6 +131,8 @@ class Workers:
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
         # one thread per process, to wait for its result
         self._threads = ThreadPoolExecutor(number)
+        # The kernel ends the processes with the thread that starts them: only the main thread lasts as long as this process.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         # At exit multiprocessing would wait for these processes forever: they ignore SIGTERM.
         atexit.register(self.close)
         try:
@@ -154,7 +140,7 @@ class Workers:
                 own_end, other_end = multiprocessing.Pipe()
                 # Forked processes close this end: the pipe has to close with this process.
                 register_after_fork(own_end, Connection.close)
-                process = multiprocessing.Process(target=_serve, args=(other_end, pid_for_children(), work, init))
+                process = multiprocessing.Process(target=_serve, args=(other_end, parent, work, init))
                 with signals_blocked():
                     process.start()
                 other_end.close()
@@ -227,23 +213,6 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Call
                 error.add_note(traceback.format_exc())
                 answer = error, None
             pipe.send(answer)
-
-
-# --------------------------------------------------------------------------------------------------------- environment
-
-
-@contextlib.contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Set the environment variable `name` to `value` within the block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 # --------------------------------------------------------------------------------------------- run time of the command

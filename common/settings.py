@@ -143,11 +143,13 @@ class SettingsParser(Parser):
         # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
-            for one in fields(group):
+            for of_group in fields(group):
+                # The field of the command may have another default.
+                one = kind.__dataclass_fields__[of_group.name]
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
-                default = field_default(group, one.name)
+                default = field_default(kind, one.name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
                 # SUPPRESS leaves out a flag that is not given: the field has the default.
@@ -212,20 +214,11 @@ PlainLoader.add_implicit_resolver(NULL, re.compile(r"(~|null|Null|NULL|)$"), ["~
 PlainLoader.add_constructor(NULL, lambda loader, node: None)
 
 
-class SettingsDumper(yaml.SafeDumper):
-    """In quotes, PyYAML writes U+0085, a line end for YAML, so that it is read as spaces; in double quotes it is escaped."""
-
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
-
-
-SettingsDumper.add_representer(str, SettingsDumper.represent_str)
-
-
 def write_settings(settings: object, path: Path) -> None:
     """Write a YAML file that `--config` reads as the same settings. Those that are None are left out."""
     values = {name: value for name, value in vars(settings).items() if value is not None}
-    text = yaml.dump(values, Dumper=SettingsDumper, sort_keys=False, allow_unicode=True)
+    # U+0085 is a line end for YAML: PyYAML reads it as a space unless it is escaped.
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode="\\x85" not in repr(values))
     # A run killed here leaves the previous run's file or a complete new one.
     with atomic_file(path) as file:
         file.write(text.encode())

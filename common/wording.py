@@ -14,13 +14,9 @@ _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066,
 # maximum characters of a compiler's message in our lines
 LONGEST_REASON = 200
 
-_VISIBLE: dict[int, str] = {}
-for _code in _C0_CONTROLS:
-    # Unicode's control pictures
-    _VISIBLE[_code] = chr(0x2400 + _code)
-_VISIBLE[0x7F] = "\u2421"
-for _code in [*_C1_CONTROLS, *_BIDIRECTIONAL]:
-    _VISIBLE[_code] = f"<U+{_code:04X}>"
+# Unicode's control pictures for C0 and DEL, code points for the others
+_VISIBLE = {code: chr(0x2400 + code) for code in _C0_CONTROLS} | {0x7F: "\u2421"}
+_VISIBLE |= {code: f"<U+{code:04X}>" for code in [*_C1_CONTROLS, *_BIDIRECTIONAL]}
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,6 @@
 from values; nothing here looks into a job or a trainer.
 """
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
-from trainer.settings import RunSettings
 
 # tokens: shorter runs learn little whatever their settings
 MIN_TOKENS_FOR_NOTES = 1e5
@@ -27,6 +25,11 @@ FAR_OFF = 4.0
 EXCESS_BEFORE_DECAY = 0.06
 # tokens before there is an expected loss
 MIN_TOKENS_FOR_FORECAST = 3e5
+
+OUT_OF_MEMORY_ADVICE = (
+    "try a smaller --batch_size with as many times more --accumulation_steps (the same updates; scale --warmup_iters and the "
+    "intervals too), --gradient_checkpointing 1, or a smaller --max_seq_len or model"
+)
 
 
 @dataclass(frozen=True)
@@ -129,24 +132,6 @@ def pretraining_notices(
     return lines
 
 
-def out_of_memory_advice(settings: RunSettings) -> str:
-    """Advice for a run that is out of memory."""
-    ways = []
-    rows_of_update = settings.batch_size * settings.accumulation_steps
-    # An update of few rows has smaller micro-batches than --batch_size.
-    rows_now = min(settings.batch_size, settings.rows_per_update or settings.batch_size)
-    for rows in range(rows_now // 2, 0, -1):
-        if rows_of_update % rows == 0:
-            # With --rows_per_update the number of micro-batches follows.
-            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
-            ways.append(f"--batch_size {rows}{steps} (the same updates; scale --warmup_iters and the intervals too)")
-            break
-    if not settings.gradient_checkpointing:
-        ways.append("--gradient_checkpointing 1")
-    ways.append("a smaller --max_seq_len or model")
-    return f"try {', or '.join(ways)}"
-
-
 def explain_expected_loss(parameters: float, tokens: float) -> str:
     """Explanation of `expected` in the log lines, printed before them. tokens: of the run."""
     error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
@@ -167,10 +152,3 @@ Command = tuple[str, str]
 def next_command(purpose: str, script: str, *words: str | Path) -> Command:
     """The command as typed in the current folder. script: its path in the repository."""
     return purpose, shlex.join(["python", script_path(script), *map(str, words)])
-
-
-def train_on(started: str) -> Command:
-    """The command that continues a run. started: the command that started it."""
-    # The flag may have a value, with or without `=`, or none.
-    again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-    return "train on, after a stop or for longer", f"{again} --from_resume 1"

@@ -41,16 +41,16 @@ def launch(
     # For the report: the command as a user types it in this folder.
     launcher = ["python"]
     nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if nodes != "1":
+    if (nodes, processes_here) != ("1", "1"):
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
-    elif processes_here != "1":
-        launcher = ["torchrun", "--nproc_per_node", processes_here]
     command = shlex.join([*launcher, script_path(script), *argv])
 
     def work(join: Join) -> int:
-        # Before the first operation. By default PyTorch starts a thread per core in each process, whatever a container allows.
-        torch.set_num_threads(threads_of_each(processes))
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
+            # A notebook that calls a command gets its threads back.
+            at_end.callback(torch.set_num_threads, torch.get_num_threads())
+            # Before the first operation. By default PyTorch starts a thread per core in each process, whatever a container allows.
+            torch.set_num_threads(threads_of_each(processes))
             at_end.callback(release_all)
             # Before a GPU is first used. CPU runs are deterministic anyway.
             if settings.deterministic and pick_device(settings.device).type == "cuda":

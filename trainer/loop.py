@@ -21,7 +21,7 @@ from common.errors import PrintedByAnotherRank
 from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
-from trainer.advice import Forecast, out_of_memory_advice
+from trainer.advice import OUT_OF_MEMORY_ADVICE, Forecast
 from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
 from trainer.machine.command_line import signal_name
@@ -99,7 +99,7 @@ class Trainer:
             # A save in progress may be the newest checkpoint. If it fails, an older one is named.
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            return f"{out_of_memory_advice(self.job.settings)}; {self.saver.how_to_resume()}"
+            return f"{OUT_OF_MEMORY_ADVICE}; {self.saver.how_to_resume()}"
 
         with out_of_memory_as_user_error(self.device, advice_on_memory):
             # files of a run that was killed during a save

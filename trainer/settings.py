@@ -63,7 +63,8 @@ class DividedMachineSettings(MachineSettings):
     cpu_processes: str = setting(
         "auto",
         check=auto_or(positive(int, MAX_PROCESSES)),
-        help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
+        help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads; several may hang in a "
+        "notebook that has computed with torch before",
     )
 
 

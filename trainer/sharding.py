@@ -18,7 +18,6 @@ A sharded tensor is a torch DTensor. Its rows are split over the ranks; a rank h
 state dict in a file has whole tensors.
 """
 
-import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -113,6 +112,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     of rank 0: a seed gives the same ones only on machines of the same kind.
     """
     # The imports take a second, and most runs do without.
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
@@ -135,17 +135,9 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     if hasattr(model, "training_losses"):
         register_fsdp_forward_method(model, "training_losses")
 
-    # Distribute rank 0's weights one tensor at a time: all of them may not fit on a GPU. Buffers stay whole.
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            assert is_sharded(parameter)
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            if ranks.is_main:
-                whole.copy_(weights[name])
-            dist.broadcast(whole, src=0)
-            own_part(parameter).copy_(own_rows(whole, parameter))
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+    # Rank 0's weights, sent one tensor at a time: all of them may not fit on a GPU. Buffers stay whole.
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
 
 
 def clear_caches() -> None:
@@ -156,13 +148,10 @@ def clear_caches() -> None:
     """
     from torch.distributed.tensor import _redistribute, debug
 
-    # No public way clears these caches. Other versions of torch may have others.
-    with contextlib.suppress(AttributeError):
-        debug._clear_sharding_prop_cache()
-    with contextlib.suppress(AttributeError):
-        _redistribute._gen_transform_infos.cache_clear()
-    with contextlib.suppress(AttributeError):
-        _redistribute.clear_redistribute_planner_cache()
+    # No public way clears these caches.
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
 
 
 def add_up(message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

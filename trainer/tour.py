@@ -12,7 +12,6 @@ Shapes: B rows per micro-batch, T positions per row.
 """
 
 import argparse
-import contextlib
 import json
 import math
 import sys
@@ -29,10 +28,12 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from common.errors import UserError, user_errors
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.packing import EpochPlan
 from model.loss import IGNORE
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.machine.command_line import run_cli
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,10 +67,13 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
 
     A document is BOS, the ids of its text, EOS. So the model learns where texts start and end.
     """
-    with open(path, encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines if line.strip()]
-    if not records or not all(isinstance(record, dict) and "text" in record for record in records):
-        sys.exit(f'{path}: each line must be an object {{"text": "..."}}')
+    try:
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    if not records or not all(isinstance(record, dict) and isinstance(record.get("text"), str) for record in records):
+        raise UserError(f'{path}: each line must be an object {{"text": "..."}}')
     texts = [record["text"] for record in records]
     # split_special_tokens: text that spells a special token, such as a page about this tokenizer, must not become one.
     ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -113,23 +117,24 @@ def slices(first: int, end: int, size: int) -> Iterator[range]:
 # -------------------------------------------------------------------------------------------------------- the training
 
 
-def train(args: argparse.Namespace) -> Path:
-    """Train as the flags say. Returns the path of the saved weights."""
+def train(args: argparse.Namespace) -> None:
+    """Train as the flags say, and save the weights. Errors: UserError for flags and data that do not fit."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model", trust_remote_code=False)
-    config = MiniMindConfig(
-        hidden_size=args.hidden_size,
-        num_hidden_layers=args.num_hidden_layers,
-        use_moe=bool(args.use_moe),
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = MiniMindForCausalLM(config).train()
-    data_path = args.data_path or build_embedded_corpus()
-    data = read_tokens(Path(data_path), tokenizer)
+    with user_errors():
+        tokenizer = AutoTokenizer.from_pretrained(ROOT / "model", trust_remote_code=False)
+        config = MiniMindConfig(
+            hidden_size=args.hidden_size,
+            num_hidden_layers=args.num_hidden_layers,
+            use_moe=bool(args.use_moe),
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        model = MiniMindForCausalLM(config).train()
+        data_path = args.data_path or build_embedded_corpus()
+        data = read_tokens(Path(data_path), tokenizer)
 
     model.to(device)
     # Weight decay pulls matrices towards 0. Norm weights are factors around 1 and get none.
@@ -193,7 +198,6 @@ def train(args: argparse.Namespace) -> Path:
     path = save(model, Path(args.out_dir))
     print(sample(model, tokenizer, "Return the"))
     print(f"saved: {path}; talk to it: python scripts/generate.py --weight {path}")
-    return path
 
 
 def save(model: MiniMindForCausalLM, out_dir: Path) -> Path:
@@ -215,6 +219,5 @@ def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, promp
 
 
 if __name__ == "__main__":
-    # Ctrl-C ends without a traceback and without saving; train_pretrain.py saves, and can resume.
-    with contextlib.suppress(KeyboardInterrupt):
-        train(parse_args())
+    # Errors of the user are one line. Ctrl-C ends without saving; train_pretrain.py saves, and can resume.
+    run_cli(lambda: train(parse_args()))

@@ -50,7 +50,7 @@ from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import check_unknown_share, vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.advice import common_warnings, out_of_memory_advice, warnings_of
+from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
@@ -327,7 +327,7 @@ def run_seed(
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    with out_of_memory_as_user_error(job.device, partial(out_of_memory_advice, settings)):
+    with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
         stop_request = evaluate_and_predict(job, surroundings.signals, result, say)
     # The evaluation has used it again after the run's end.
     trainer.engine.close()

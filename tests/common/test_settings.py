@@ -1,4 +1,4 @@
-"""common/settings.py, settings_files.py: settings as flags and as files. References: the values, and a list of all flags."""
+"""common/settings.py: settings as flags and as files. References: the values, and a list of all flags."""
 
 import pytest
 

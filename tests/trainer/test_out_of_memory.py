@@ -4,7 +4,6 @@ import itertools
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 from tests.helpers import ROOT, complaint, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
-from trainer.advice import out_of_memory_advice
 from trainer.evaluation import Sampler
 from trainer.machine.measure import is_out_of_memory, out_of_memory_as_user_error
 from trainer.pretrain import first_model, job, memory
@@ -56,21 +54,6 @@ def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)) as caught, out_of_memory_as_user_error(CPU, str):
         raise error
     assert caught.value is error
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "steps", "rows_per_update", "wanted"),
-    [
-        (7, 1, 0, "--batch_size 1 --accumulation_steps 7,"),
-        (12, 1, 24, "--batch_size 6,"),
-        (1, 8, 0, "a smaller --max_seq_len or model"),
-    ],
-)
-def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_update, wanted):
-    settings = SimpleNamespace(
-        batch_size=batch_size, accumulation_steps=steps, rows_per_update=rows_per_update, gradient_checkpointing=True
-    )
-    assert out_of_memory_advice(settings).startswith(f"try {wanted}")
 
 
 # ------------------------------------------------------------------------------------ at each stage of a run
@@ -119,7 +102,7 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
     # The last evaluation and the last samples come behind a save.
     at_end = stage in ("evaluation", "samples")
     saved = "is intact, and --from_resume 1 goes on from there" if at_end else "no checkpoint was saved yet"
-    assert "--batch_size 1 --accumulation_steps 4" in said and saved in said
+    assert "try a smaller --batch_size" in said and saved in said
 
 
 # -------------------------------------------------------------------------------------------- a real limit
@@ -139,7 +122,7 @@ run_cli(lambda: train_pretrain.main(sys.argv[1:]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 @pytest.mark.slow
-def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path):
+def test_pretraining_in_too_little_memory_tells_what_helps_and_that_helps(tmp_path):
     """Reference: the run that the line suggests, under the same limit."""
     options = {
         "data_path": write_corpus(tmp_path / "data.jsonl", 4000), "out_dir": tmp_path, "hidden_size": 128,
@@ -147,7 +130,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         "batch_size": 128, "accumulation_steps": 1,
     }  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # Each line halves the micro-batch, until it fits.
+    # Halve the micro-batch until it fits.
     for _ in range(6):
         command = [sys.executable, "-c", LIMITED, *flags(**options)]
         run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -156,9 +139,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         said = run.stderr.splitlines()[-1]
         assert run.returncode == 2 and "Traceback" not in run.stderr
         assert said.startswith("error: no memory is left on cpu: ") and "no checkpoint was saved yet" in said
-        # the first way that the line tells
-        words = said.split(": try ")[-1].split(", ")[0].split()
-        options |= {flag.removeprefix("--"): int(value) for flag, value in zip(words[::2], words[1::2], strict=True)}
+        options |= {"batch_size": options["batch_size"] // 2, "accumulation_steps": 2 * options["accumulation_steps"]}
     assert run.returncode == 0 and options["batch_size"] < 128
 
 
@@ -177,4 +158,4 @@ def test_what_can_never_fit_is_told_before_it_is_made(changes, data, tmp_path, m
     monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
     said = complaint(capsys, train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", **changes))
-    assert "and this machine has 16" in said and "choose a smaller model" in said
+    assert "and each launched process has 16 GB" in said and "choose a smaller model" in said

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from common.errors import UserError
 from tests.helpers import write_corpus
 from trainer import tour, train_pretrain
 
@@ -12,11 +13,11 @@ from trainer import tour, train_pretrain
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
-@pytest.mark.parametrize("text", ["", '{"texts": "a"}\n', "[]\n"])
+@pytest.mark.parametrize("text", ["", '{"text": 5}\n', "[]\n"])
 def test_a_file_without_texts_gets_one_line(text, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(text)
-    with pytest.raises(SystemExit, match='each line must be an object {"text": "..."}'):
+    with pytest.raises(UserError, match='each line must be an object {"text": "..."}'):
         tour.train(tour.parse_args([f"--data_path={path}", f"--out_dir={tmp_path}"]))
 
 

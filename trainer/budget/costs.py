@@ -26,7 +26,7 @@ from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAY
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
-from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
+from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
@@ -252,7 +252,7 @@ class RunCosts:
             return False
         if choice == "auto":
             is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
-            if is_short or device.type not in COMPILED_DEVICES:
+            if is_short or device.type not in PRODUCT_RATE:
                 return False
         # A run on a machine that cannot compile trains eagerly.
         return failure_to_compile(device.type) is None

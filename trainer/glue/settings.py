@@ -132,16 +132,9 @@ class PublishedFlags(Settings):
 
 
 @dataclass(kw_only=True)
-class GlueMachine(MachineSettings):
-    """machine"""
-
-    num_workers: int = with_default(MachineSettings, "num_workers", 0)
-
-
-@dataclass(kw_only=True)
 class GlueSettings(
     PublishedFlags,
-    GlueMachine,
+    MachineSettings,
     EvaluationSettings,
     FineTuningSettings,
     OwnTaskSettings,
@@ -153,6 +146,7 @@ class GlueSettings(
 
     prog: ClassVar[str] = "train_glue.py"
     description: ClassVar[str] = "Fine-tune an encoder on GLUE."
+    num_workers: int = with_default(MachineSettings, "num_workers", 0)
 
     def tokenizer_flag(self) -> str:
         """The flag that decides the tokenizer, with its value."""

@@ -16,14 +16,12 @@ COMPILED_TIME = 1.4
 # Time of a run's matrix products, at the rates below, from which compiling pays off: it saves about that time
 COMPILE_SECONDS = 40
 
-# FLOP/s of matrix products: a thread with AVX512-BF16, a GPU
+# FLOP/s of matrix products: a thread with AVX512-BF16, a GPU. Other devices do not compile with "auto".
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # Width from which matrix products reach that rate on a CPU: at width 128 a thread reaches 0.2e12. A rule without measurements,
 # so that a resume decides as the start did, and for products alone. `estimated_seconds` in trainer/budget/costs.py has the
 # share of the machine's measured rate that a whole micro-batch reaches.
 WIDE_ON_CPU = 320
-# Others do not compile with "auto".
-COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
 
 def compile_blocks(

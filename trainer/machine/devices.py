@@ -51,13 +51,11 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]
                 "this PyTorch has no kernels for this GPU: install another build of it (for CUDA 12.6 for cards before RTX 20 "
                 "and T4; https://pytorch.org/get-started/locally/), or train with --device cpu"
             ) from error
-    # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
-    if (
-        dtype is torch.bfloat16
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        return torch.float16, ["this GPU has no native bfloat16: training in float16 with a gradient scaler instead"]
+        # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.float16, [
+                "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
+            ]
     return dtype, []
 
 

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError, user_errors
-from common.processes import POLL_S, die_with_parent
+from common.processes import die_with_parent
 from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
@@ -42,6 +42,8 @@ CACHE_LINE = 64
 # Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
 MAX_POLLS = 200
 NAP_S = 5e-5
+# Interval at which ranks look who else has joined
+POLL_S = 0.2
 
 
 class SharedMemory:
@@ -186,29 +188,17 @@ def init_distributed_mode(
 def ranks_of_launcher() -> Ranks | None:
     """The ranks as described by torchrun's environment variables; None: without a launcher.
 
-    No RANK, or -1 as old launch lines set it: no launcher. Errors: UserError if some are missing.
+    No RANK, or -1 as old launch lines set it: no launcher. Errors: UserError if some are missing or do not fit.
     """
     if os.environ.get("RANK", "-1").strip() == "-1":
         return None
-    missing = [name for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise UserError(
-            f"RANK is set and {', '.join(missing)} is not: launch with torchrun, which sets them all, or unset RANK to train in "
-            "one process"
-        )
-    numbers = []
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
-        text = os.environ.get(name, "1").strip()
-        if not text.isdecimal():
-            raise UserError(
-                f"{name}={text} is no number: launch with torchrun, which sets it, or unset RANK to train in one process"
-            )
-        numbers.append(int(text))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    given = {"LOCAL_WORLD_SIZE": "1", **os.environ}
+    numbers = [int(given[name]) for name in names if given.get(name, "").strip().isdecimal()]
+    if len(numbers) < len(names) or numbers[0] >= numbers[2] or numbers[3] == 0:
+        found = ", ".join(f"{name}={given.get(name, '')}" for name in names)
+        raise UserError(f"{found} do not fit: launch with torchrun, or unset RANK to train in one process")
     rank, local_rank, world_size, n_here, _ = numbers
-    if rank >= world_size or n_here == 0:
-        raise UserError(
-            f"RANK={rank} is not below WORLD_SIZE={world_size}, or LOCAL_WORLD_SIZE is 0: launch with torchrun"
-        )
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
 

@@ -44,27 +44,6 @@ def constant(progress: float) -> float:
 SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
 
 
-def learning_rate(
-    done: float,
-    warmup_done: float,
-    lr: float,
-    schedule: str = "minimind",
-    decay_share: float = WSD_DECAY_SHARE,
-) -> float:
-    """Learning rate of an update that starts when the share `done` (0 to 1) of the run is done.
-
-    decay_share: of `wsd`; the other schedules ignore it.
-
-    warmup_done: share of the warm-up done at the end of this update; no effect from 1 on. At its end, because the first
-    update would otherwise have a rate of 0.
-    Rows are counted, or updates with --max_updates, not micro-batches: the rate does not depend on how a global batch is
-    split into micro-batches and ranks. Only the warm-up does, because --warmup_iters counts micro-batches.
-    """
-    factor = wsd(done, decay_share) if schedule == "wsd" else SCHEDULES[schedule](done)
-    # The order of the factors decides the last bit of the rate.
-    return lr * factor * min(1.0, warmup_done)
-
-
 # ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning
 
 

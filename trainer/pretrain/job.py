@@ -1,6 +1,7 @@
 """Pretraining of a MiniMind as a Job: data, model, loss, learning rate and files, in the order of their creation."""
 
 import glob
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,10 +21,10 @@ from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, 
 from trainer.launch import lock_files
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
-from trainer.optim.schedules import learning_rate
+from trainer.optim.schedules import SCHEDULES, wsd
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
-from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
+from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
 from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
@@ -188,26 +189,40 @@ class PretrainJob(Job):
         return notices
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """See schedules.learning_rate."""
         settings = self.settings
-        rows_at_its_end = update.epoch * update.n_rows + update.end_row
         # --warmup_iters counts micro-batches. Those that ranks compute in parallel count as one; with --rows_per_update each
         # counts, so that the rate does not depend on the number of ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
+        # At the end of the update: the first one would otherwise have a rate of 0.
+        rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
+        # The clock of a --budget, once it has moved the end of the run
         factor = self.length.clock.factor(progress.update) if self.length.clock else None
-        if factor is not None:
-            # The clock of a --budget has moved the end: its schedule applies.
-            return settings.learning_rate * factor * min(1.0, warmup)
-        if settings.max_updates:
-            done = progress.update / settings.max_updates
-        else:
-            # Progress in rows, not updates: with another batch size or number of ranks the rate ends at the same value.
-            done = (update.epoch + update.first_row / update.n_rows) / self.length.epochs
-        return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
+        if factor is None:
+            if settings.max_updates:
+                done = progress.update / settings.max_updates
+            else:
+                # Progress in rows, not updates: with another batch size or number of ranks the rate ends at the same value.
+                done = (update.epoch + update.first_row / update.n_rows) / self.length.epochs
+            is_wsd = settings.lr_schedule == "wsd"
+            factor = wsd(done, settings.decay_share) if is_wsd else SCHEDULES[settings.lr_schedule](done)
+        # The order of the factors decides the last bit of the rate.
+        return settings.learning_rate * factor * min(1.0, warmup)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(sums, self.config.num_experts)
+        """expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest
+        share in any layer (1 / num_experts where the load is even)."""
+        cross_entropy, aux_loss, targets, documents, *slots = sums
+        # All updates since the last line were skipped.
+        if not targets:
+            return {"loss": math.nan, "aux_loss": math.nan}, 0
+        values: dict[str, Any] = {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}
+        if slots:
+            by_layer = torch.tensor(slots, dtype=torch.float64).view(-1, self.config.num_experts)
+            load = by_layer / by_layer.sum(1, keepdim=True).clamp(min=1)
+            values["expert_load"] = load.mean(0).tolist()
+            values["expert_load_max"] = load.max().item()
+        return values, targets
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         self.write_weights(self.files.stem, weights)

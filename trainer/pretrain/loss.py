@@ -1,8 +1,6 @@
-"""The loss of train_pretrain.py and what it logs; docs/design.md has the formula."""
+"""The loss of train_pretrain.py and its sums to log; docs/design.md has the formula."""
 
-import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -38,25 +36,6 @@ def n_sums(config: MiniMindConfig) -> int:
     if not config.use_moe:
         return 4
     return 4 + config.num_hidden_layers * config.num_experts
-
-
-def metrics(sums: Sequence[float], num_experts: int = 0) -> tuple[dict[str, Any], float]:
-    """(values to log, tokens), from sums of `pretrain_loss`.
-
-    expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest
-    share in any layer (1 / num_experts where the load is even).
-    """
-    cross_entropy, aux_loss, targets, documents, *slots = sums
-    # All updates since the last line were skipped.
-    if not targets:
-        return {"loss": math.nan, "aux_loss": math.nan}, 0
-    values: dict[str, Any] = {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}
-    if slots:
-        by_layer = torch.tensor(slots, dtype=torch.float64).view(-1, num_experts)
-        load = by_layer / by_layer.sum(1, keepdim=True).clamp(min=1)
-        values["expert_load"] = load.mean(0).tolist()
-        values["expert_load_max"] = load.max().item()
-    return values, targets
 
 
 # ------------------------------------------------------- counts that are numbers, or tensors where CUDA graphs read them

@@ -25,7 +25,7 @@ from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
-from trainer.advice import out_of_memory_advice
+from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
@@ -139,7 +139,7 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
     if needed > total:
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
-            f"parameters need {needed / 1e9:,.0f} GB to train, and this machine has {total / 1e9:,.0f} GB on {device}: "
+            f"parameters need {needed / 1e9:,.0f} GB to train, and each launched process has {total / 1e9:,.0f} GB on {device}: "
             "choose a smaller model"
         )
 
@@ -243,7 +243,7 @@ def settle_on_rows(
     if is_unchecked and free is not None and needed(settings.batch_size) > free:
         lines.append(
             f"warning: such micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
-            f"{device.type}: if memory runs out, {out_of_memory_advice(settings)}"
+            f"{device.type}: if memory runs out, {OUT_OF_MEMORY_ADVICE}"
         )
     return settings, lines
 

@@ -186,10 +186,6 @@ class ModelSettings(Settings):
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
     )
 
-    def check(self) -> None:
-        if self.init_scheme == "induction" and (self.generation == "minimind3" or self.num_hidden_layers == 1):
-            raise ValueError("--init_scheme induction is for models of generation minimind2 with two layers or more")
-
 
 # The flags that are fields of the model's config
 MODEL_FLAGS = tuple(
@@ -323,10 +319,11 @@ class PretrainSettings(
 
     def check(self) -> None:
         chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
-        if chosen and self.shard != NONE:
-            raise ValueError(f"--shard: {chosen} is tried on ranks that have the whole model each: drop one of the two")
-        if chosen and self.rows_per_update:
-            raise ValueError(f"--rows_per_update: {chosen} chooses the micro-batches of an update: drop one of the two")
+        if chosen and (self.shard != NONE or self.rows_per_update):
+            raise ValueError(
+                f"{chosen} chooses the micro-batches of ranks that have the whole model each: drop it, or --shard and "
+                "--rows_per_update"
+            )
 
     def fill_in(self) -> None:
         """Sets what is not given by the weights of --from_weight. The shape of those in a folder is read later.

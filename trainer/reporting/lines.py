@@ -9,7 +9,6 @@ from typing import Any
 from common.errors import UserError
 from common.wording import counted
 from dataset.loader import UpdateSchedule
-from trainer.advice import train_on
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
@@ -38,6 +37,8 @@ def describe(
         f"each ({schedule.rows_of_rank * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
+    # If a flag is given twice, the last one counts.
+    again = surroundings.command.removesuffix(" --from_resume 1") + " --from_resume 1"
     data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -47,7 +48,7 @@ def describe(
         "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": [train_on(surroundings.command), *outlook.next_commands],
+        "next_commands": [("train on, after a stop or for longer", again), *outlook.next_commands],
     }
     return line, record
 

@@ -22,21 +22,6 @@ USUAL_FILE = "sft_mini_512.jsonl"
 
 
 @dataclass(kw_only=True)
-class SftOutput(PretrainOutput):
-    """output"""
-
-    save_weight: str = with_default(PretrainOutput, "save_weight", "full_sft")
-    wandb_project: str = with_default(PretrainOutput, "wandb_project", "MiniMind-Full-SFT")
-
-
-@dataclass(kw_only=True)
-class SftModel(ModelSettings):
-    """model"""
-
-    from_weight: str = with_default(ModelSettings, "from_weight", "pretrain")
-
-
-@dataclass(kw_only=True)
 class ConversationSettings(Settings):
     """data"""
 
@@ -57,22 +42,19 @@ class ConversationSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class SftTraining(TrainingSettings):
-    """training"""
-
-    # MiniMind's train_full_sft.py has these.
-    batch_size: int = with_default(TrainingSettings, "batch_size", 16)
-    accumulation_steps: int = with_default(TrainingSettings, "accumulation_steps", 1)
-    learning_rate: float = with_default(TrainingSettings, "learning_rate", 1e-5)
-    epochs: int = with_default(TrainingSettings, "epochs", 2)
-
-
-@dataclass(kw_only=True)
-class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, PretrainSettings):
+class SftSettings(ConversationSettings, PretrainSettings):
     """All settings of train_sft.py."""
 
     prog: ClassVar[str] = "train_sft.py"
     description: ClassVar[str] = "Fine-tune a MiniMind on conversations, so that it answers."
+    save_weight: str = with_default(PretrainSettings, "save_weight", "full_sft")
+    wandb_project: str = with_default(PretrainSettings, "wandb_project", "MiniMind-Full-SFT")
+    from_weight: str = with_default(PretrainSettings, "from_weight", "pretrain")
+    # MiniMind's train_full_sft.py has these.
+    batch_size: int = with_default(PretrainSettings, "batch_size", 16)
+    accumulation_steps: int = with_default(PretrainSettings, "accumulation_steps", 1)
+    learning_rate: float = with_default(PretrainSettings, "learning_rate", 1e-5)
+    epochs: int = with_default(PretrainSettings, "epochs", 2)
     # A plan's rates are for fresh weights.
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "embed_lr", "weight_decay"})
     # Flags of pretraining that have fixed values for conversations
@@ -86,9 +68,9 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
         return (
             PretrainMachine,
             ValidationSettings,
-            SftTraining,
+            TrainingSettings,
             ConversationSettings,
-            SftModel,
+            ModelSettings,
             BudgetSettings,
-            SftOutput,
+            PretrainOutput,
         )

@@ -1,11 +1,17 @@
 """Warm-up and parameter groups; that the steps are those of torch's AdamW is tests/trainer/test_tour.py."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 
 from tests.helpers import tiny_model
+from trainer.job import Length, Progress
+from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers, parameter_groups
-from trainer.optim.schedules import get_lr, learning_rate
+from trainer.optim.schedules import get_lr
+from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.settings import PretrainSettings
 from trainer.settings import OptimizerSettings
 
 
@@ -39,9 +45,13 @@ def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
     assert changed == {name: (1.0, 4.0) for name in names.values() if any(part in name for part in outside)}
 
 
-@pytest.mark.parametrize(("warmup", "factor"), [(0.25, 0.25), (1.0, 1.0), (7.0, 1.0)])
-def test_warmup_multiplies_the_schedule(warmup, factor):
-    assert learning_rate(0.3, warmup, 5e-4) == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
+@pytest.mark.parametrize(("warmup_iters", "factor"), [(16, 0.25), (4, 1.0), (0, 1.0)])
+def test_warmup_multiplies_the_schedule(warmup_iters, factor):
+    settings = PretrainSettings(batch_size=100, warmup_iters=warmup_iters, learning_rate=5e-4)
+    job = SimpleNamespace(settings=settings, ranks=Ranks(), length=Length())
+    update = SimpleNamespace(epoch=0, n_rows=1000, first_row=300, end_row=400)
+    rate = PretrainJob.learning_rate(job, update, Progress())
+    assert rate == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
 
 
 class WithBias(nn.Module):

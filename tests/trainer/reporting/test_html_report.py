@@ -17,7 +17,7 @@ from common.start import ROOT
 from dataset.glue.glue_tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
-from trainer.advice import next_command, train_on
+from trainer.advice import next_command
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample
@@ -129,12 +129,6 @@ def test_runs_side_by_side(tmp_path, capsys):
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
     assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
     assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
-
-
-@pytest.mark.parametrize("given", ["", " --from_resume 0"])
-def test_the_command_that_goes_on(given):
-    _, again = train_on(f"python trainer/train_pretrain.py --epochs 2{given} --seed 1")
-    assert again == "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1"
 
 
 def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
