@@ -93,7 +93,6 @@ def _near_or_exact(
         for store, of_store in zip(stores, files, strict=True)
     )
     is_copy = near_copies(enumerate(texts), exact, place).of != NONE
-    # Programs that start together all search, and write the same file.
     with atomic_file(place / name) as file:
         np.savez(file, is_copy=is_copy)
     if shown:
