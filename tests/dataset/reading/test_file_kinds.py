@@ -117,8 +117,13 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
 
 def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
     """It may well be there. Reference: what the system says."""
-    for name in ("hf://datasets/owner/name/train.parquet", "gs://bucket/corpus", "~nobody_of_this_name/a", "a:0,7"):
-        with pytest.raises(DataError, match="download it first|name/a: no such file|a share, .* is written :0.7"):
+    for name, reason in (
+        ("hf://datasets/owner/name/train.parquet", "download it first"),
+        ("gs://bucket/corpus", "download it first"),
+        ("~nobody_of_this_name/a", "name/a: no such file"),
+        ("a:0,7", "a share, .* is written :0.7"),
+    ):
+        with pytest.raises(DataError, match=reason):
             find_files(name)
     with pytest.raises(DataError, match=r"xxx: cannot be read \(File name too long\)"):
         find_files(str(tmp_path / ("x" * 300)))
