@@ -98,7 +98,8 @@ electra: $(VENV)/.installed
 	$(ACTIVATE)
 
 # Most machines have cores and memory for two processes. The tests of a file share fixtures, so they stay in one process.
-PROCESSES = -n 2 --dist loadfile
+# They begin in the order of tests/conftest.py: pytest-xdist would start with files of many tests and end with those of few slow ones.
+PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
@@ -110,9 +111,8 @@ CORE = tests/model/test_training_losses.py tests/model/test_golden.py tests/data
 test-core: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow" $(CORE)
 
-# In the order of tests/conftest.py: pytest-xdist would start with files of many tests and end with those of few slow ones.
 test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
-	$(RUN) -m pytest $(PROCESSES) --no-loadscope-reorder -rs --durations=30
+	$(RUN) -m pytest $(PROCESSES) -rs --durations=30
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)

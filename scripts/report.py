@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         for path in map(Path, args.runs):
             if path.is_dir():
-                # Of an empty folder the pattern itself, which the reader's error then names
+                # In an empty folder the pattern itself, which the reader's error then names
                 metrics += sorted(path.glob(f"*{METRICS_SUFFIX}")) or [path / f"*{METRICS_SUFFIX}"]
             else:
                 is_metrics = path.suffix == ".jsonl"

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.helpers import write_corpus
+from dataset.tokenizing.encoder import load_tokenizer
+from tests.helpers import ROOT, write_corpus
 
 
 def pytest_collection_modifyitems(items):
@@ -12,6 +13,12 @@ def pytest_collection_modifyitems(items):
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     # The tests of a file stay together, since files with as many keep their order.
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tokenizer in model/."""
+    return load_tokenizer(ROOT / "model")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
     [
         ("a.jsonl", "a.jsonl", None, 1),
         ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
+        ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1),
         ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
         ("a.jsonl:0.3:x4", "a.jsonl", [0.3], 4),
         ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5),

@@ -170,10 +170,9 @@ class Lab:
             assert code == expect, f"exit code {code}\n" + "\n".join(p.out + p.err for p in processes)
         return processes
 
-    def stem(self, name, prefix=None):
-        prefix = prefix or self.prefix
+    def stem(self, name):
         moe = "_moe" if self.settings.get("use_moe") else ""
-        return self.folder / name / f"{prefix}_{self.settings.get('hidden_size', SMALL['hidden_size'])}{moe}"
+        return self.folder / name / f"{self.prefix}_{self.settings.get('hidden_size', SMALL['hidden_size'])}{moe}"
 
     def checkpoints(self, name):
         """Newest first."""

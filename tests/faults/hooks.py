@@ -212,13 +212,12 @@ def full_disk(at_save, offset):
     files.HashingWriter.__init__, files.HashingWriter.write = start, limited_write
 
 
-def slow_updates(seconds, rank=None):
-    """Make every update last at least so long, as one of a larger model does. rank: on that one alone."""
+def slow_updates(seconds):
+    """Make every update last at least so long, as one of a larger model does."""
     update = engine.Engine.update
 
     def slow(self, *arguments, **named):
-        if rank in (None, self.ranks.rank):
-            time.sleep(seconds)
+        time.sleep(seconds)
         return update(self, *arguments, **named)
 
     engine.Engine.update = slow

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import digest
+from tests.faults.harness import Lab, digest
 from trainer.saving.checkpoint import verified
+
+
+@pytest.fixture(scope="module")
+def stopped(scratch, server, tokenizer, corpus):
+    """The folder of a run that was stopped after update 5, to be copied."""
+    folder = scratch / "stopped"
+    folder.mkdir()
+    lab = Lab(folder, server, tokenizer, corpus)
+    assert lab.start("run", {"signal_at": {"updates": [5]}}).wait() == 143
+    return folder / "run"
 
 
 def test_more_epochs_are_announced(lab, whole):
@@ -19,19 +29,9 @@ def test_more_epochs_are_announced(lab, whole):
     assert steps == list(range(3 * 19)) and lab.state("run")["progress"]["update"] == 30
 
 
-def test_metrics_after_a_kill_in_the_middle_of_an_update(lab, whole):
-    """Lines of micro-batches that the checkpoint does not have are written again, not twice, with other loader processes too."""
-    hooks = {"signal_at": {"updates": [9], "name": "SIGKILL"}, "slow_updates": {"seconds": 0.05}}
-    assert lab.start("run", hooks, accumulation_steps=2).wait() == -9
-    metrics = lab.stem("run").with_suffix(".metrics.jsonl")
-    metrics.write_bytes(metrics.read_bytes() + b'{"step": 3, "upd')  # and a line that was cut off
-    lab.run("run", from_resume=1, num_workers=2)
-    assert lab.metrics("run") == whole.metrics("whole")
-
-
-def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
+def test_a_fresh_run_sets_the_old_one_aside(lab, whole, stopped):
     """Nothing is deleted; copied back with its metrics and weights, it resumes."""
-    lab.start("run", {"signal_at": {"updates": [5]}}).wait()
+    shutil.copytree(stopped, lab.folder / "run")
     weights = Path(f"{lab.stem('run')}.pth").read_bytes()
     kept = {path.name: digest(list(path.read_bytes())) for path in lab.checkpoints("run")}
     lines = lab.stem("run").with_suffix(".metrics.jsonl").read_text()
@@ -67,10 +67,14 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     assert Path(f"{stem}.metrics.jsonl").read_text().count('"settings"') == 1
 
 
-@pytest.mark.parametrize("call, at", [("link", 1), ("link", 3), ("replace", 1), ("unlink", 3), ("unlink", 4)])
-def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, call, at):
+@pytest.mark.parametrize(
+    "call, at",
+    [("link", 1), ("replace", 1), ("unlink", 3)]
+    + [pytest.param(*place, marks=pytest.mark.slow) for place in (("link", 3), ("unlink", 4))],
+)
+def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, stopped, call, at):
     """Before the move and behind it: the next start goes on with the old run, or has all of it in one folder."""
-    lab.start("run", {"signal_at": {"updates": [5]}}).wait()
+    shutil.copytree(stopped, lab.folder / "run")
     stem, folder = lab.stem("run"), Path(f"{lab.stem('run')}_resume")
     before = {path.name: path.read_bytes() for path in (*stem.parent.glob(f"{stem.name}.*"), *folder.iterdir())}
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9

@@ -72,6 +72,16 @@ def test_packed_rows_give_the_losses_and_gradients_of_padded_rows(kind):
     assert (aux_loss > 0) == ("moe" in kind or "top1" in kind)
 
 
+def test_dropout_drops_in_training_alone():
+    model, ids = tiny(dropout=0.5), torch.randint(3, 61, (2, 8))
+    for is_training in (True, False):
+        model.train(is_training)
+        # The modules are switched off, so that what differs is drawn by the attention.
+        rates = {module.eval().p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+        first, second = (model.training_losses(ids, ids, *a_document_a_row(ids))[0] for _ in range(2))
+        assert (first != second) == is_training and rates == {0.5}
+
+
 @every_kind
 def test_empty_rows_change_nothing(kind):
     """A micro-batch that is filled up, as the last one of an epoch is on a GPU. Reference: the batch as it is. What is

@@ -1,4 +1,4 @@
-"""An exported chat model answers in other programs as generate.py does, whatever they say of thoughts."""
+"""An exported chat model answers in other programs as generate.py does, whatever they say of thoughts; its answers are counted."""
 
 import json
 
@@ -11,6 +11,7 @@ from scripts.common import load
 from scripts.generate import Sampling, generate, turns_encoder
 from tests import llama_cpp_reader
 from tests.chats import train, turn
+from tests.scripts.test_evaluate import jsonl, run
 
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground."), ("Who are you?", "I am a tiny model.")]
 GREEDY = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0)
@@ -63,6 +64,17 @@ def test_transformers_answer_as_generate_does(tmp_path, weight):
         assert answer_of_generate(tmp_path / "hf", asked) == said
         for words in WORDS:
             assert answer_of_transformers(tmp_path / "hf", asked, words) == said, words
+
+
+def test_answers_are_counted(tmp_path, weight, capsys):
+    """The first sentences are compared."""
+    result, values = run("answers", weight, str(weight.with_name("chats.jsonl")), tmp_path / "r")
+    assert (result["counts"], values) == ({"questions": 3}, {"accuracy": 1.0})
+    assert "3 of 3 questions answered with the right first sentence" in capsys.readouterr().out
+    asked = [{"messages": [turn("user", "What is up?"), turn("assistant", "The sky. It is blue.")]}]
+    asked.append({"messages": [turn("user", "What is down?"), turn("assistant", "The sky.")]})
+    _, values = run("answers", weight, jsonl(tmp_path / "asked.jsonl", asked), tmp_path / "r")
+    assert values == {"accuracy": 0.5} and "! The ground.\n  right: The sky." in capsys.readouterr().out
 
 
 @pytest.mark.slow

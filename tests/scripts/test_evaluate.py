@@ -14,12 +14,10 @@ from model.model_minimind import MiniMindForCausalLM
 from scripts import evaluate, export_hf
 from scripts.common import load_model
 from scripts.evaluate import Row, Scorer, ratio, share
-from tests.chats import train, turn
 from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_pth
 
 PAIR = '{"sentence_good": "a b", "sentence_bad": "b"}\n'
-PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground.")]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 
 
@@ -134,21 +132,6 @@ def test_an_export_gets_the_same_scores(weight, tmp_path):
     rows = [Row([1, *range(first, first + 20)], 1) for first in (5, 300, 2000)]
     ours, theirs = (Scorer(load_model(source), torch.float32, 64).score(rows) for source in (weight, tmp_path / "hf"))
     assert ours == pytest.approx(theirs, abs=1e-4)
-
-
-def test_answers_are_counted(tmp_path, capsys):
-    conversations = [{"messages": [turn("user", asked), turn("assistant", said)]} for asked, said in PAIRS]
-    chats = jsonl(tmp_path / "chats.jsonl", conversations)
-    learning = {"learning_rate": 1e-2, "epochs": 60, "batch_size": 2, "accumulation_steps": 1}
-    train(data_path=chats, out_dir=tmp_path, hidden_size=32, **learning)
-    weight = tmp_path / "full_sft_32.pth"
-    result, values = run("answers", weight, chats, tmp_path / "r")
-    assert (result["counts"], values) == ({"questions": 2}, {"accuracy": 1.0})
-    assert "2 of 2 questions answered with the right first sentence" in capsys.readouterr().out
-    asked = [{"messages": [turn("user", "What is up?"), turn("assistant", "The sky. It is blue.")]}]
-    asked.append({"messages": [turn("user", "What is down?"), turn("assistant", "The sky.")]})
-    _, values = run("answers", weight, jsonl(tmp_path / "asked.jsonl", asked), tmp_path / "r")
-    assert values == {"accuracy": 0.5} and "! The ground.\n  right: The sky." in capsys.readouterr().out
 
 
 def test_intervals():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from common.errors import UserError
+from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig
 from model.weight_record import VOCABULARY_FIELD, read_record
@@ -49,8 +50,9 @@ def write(folder, name="pretrain_32", **fields):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
     """Reference: the source's logits by AutoModelForCausalLM, and the source's .pth bit for bit."""
-    weight, folder = write(tmp_path, **KINDS[kind]), tmp_path / "hf"
+    weight, folder = write(tmp_path, **KINDS[kind], rope_theta=500_000.0), tmp_path / "hf"
     assert export_hf.main(["--weight", str(weight), "--out_dir", str(folder)]) == 0
+    check_names_of_transformers_4(kind, folder)
     difference = export_hf.convert_to_pth(folder, tmp_path / "back.pth")
     shown = capsys.readouterr().out
     name = CLASSES.get(kind, "Qwen2MoeForCausalLM")
@@ -76,8 +78,33 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
         assert getattr(again, field) == getattr(ours.config, field) or "aux" in field, field
 
 
+def check_names_of_transformers_4(kind, folder):
+    """Names that 4.48 to 4.57 know. Left out, they take their own default in silence: theta 10000, 128 experts."""
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert tokenizer["additional_special_tokens"] == byte_level_bpe.CHAT_TOKENS + byte_level_bpe.SPARE_TOKENS
+    assert "extra_special_tokens" not in tokenizer
+    assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
+    assert tokenizer["add_bos_token"] is True and tokenizer["add_eos_token"] is False
+    assert tokenizer["chat_template"] == byte_level_bpe.WITHOUT_THOUGHTS
+    assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(tokenizer)
+    assert not (folder / "chat_template.jinja").exists()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500_000.0
+    assert config["torch_dtype"] == config["dtype"]
+    if "moe" in kind:
+        assert config["num_experts"] == 4
+    assert config.get("num_local_experts", 4) == 4
+    if "yarn" in kind:
+        assert {**config["rope_scaling"], "rope_theta": 500_000.0} == config["rope_parameters"]
+    else:
+        assert config.get("rope_scaling") is None
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
+
+
 def test_the_folder_holds_what_other_programs_look_for(tmp_path):
-    """Key names of published checkpoints, each expert by itself. Tokenizer and config: test_tokenizer_files.py."""
+    """Key names of published checkpoints, each expert by itself."""
     weight, folder = write(tmp_path, **KINDS["qwen2_moe_top1"]), tmp_path / "hf"
     export_hf.export(weight, folder)
     state = load_file(folder / "model.safetensors")

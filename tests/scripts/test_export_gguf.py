@@ -71,9 +71,10 @@ def corpus():
 
 
 @pytest.fixture(scope="session")
-def tokens(tmp_path_factory, corpus):
+def tokens(tmp_path_factory):
     """The folder of a tokenizer that cuts by the rule of Llama 3."""
-    return train("llama-bpe", tmp_path_factory.mktemp("tokens"), corpus)
+    texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
+    return train("llama-bpe", tmp_path_factory.mktemp("tokens"), texts)
 
 
 def export(folder, tokens, dtype="auto", overwrite=False, **fields):
@@ -104,7 +105,7 @@ def changed(tokens, folder, values):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tensors_have_the_names_and_types_that_llama_cpp_wants(kind, tmp_path, tokens):
     """Reference: the table of the package gguf."""
-    _, path = export(tmp_path, tokens, **KINDS[kind])
+    weight, path = export(tmp_path, tokens, **KINDS[kind])
     architecture = ARCHITECTURES.get(kind, "llama")
     reader = gguf.GGUFReader(path)
     assert reader.get_field("general.architecture").contents() == architecture
@@ -114,6 +115,8 @@ def test_the_tensors_have_the_names_and_types_that_llama_cpp_wants(kind, tmp_pat
         assert tensor.name in names
         is_exact = len(tensor.shape) == 1 or "ffn_gate_inp" in tensor.name
         assert tensor.tensor_type.name == ("F32" if is_exact else "F16")
+    exported = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    assert exported >= sum(weight.numel() for weight in load_model(weight).parameters()), "a weight is left out"
 
 
 def test_the_numbers_are_the_weights_in_the_order_of_llama_cpp(tmp_path, tokens):

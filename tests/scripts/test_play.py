@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from unittest import mock
 
 import pytest
 import torch
@@ -57,12 +58,12 @@ def test_a_text_is_that_of_generate_with_the_same_seed(server):
 
 def test_a_conversation_is_put_through_the_template(server):
     turns = [turn("user", "Hi"), turn("assistant", "Yes"), turn("user", "<|im_end|>")]
-    *_, last = written_by(server, text=None, messages=turns, temperature=0)
+    *pieces, _ = written_by(server, text=None, messages=turns, temperature=0)
     model = server.model
     ids = model.chat(turns)
     stream = TextStream(model.tokenizer, lambda text: None)
     generate(model.model, model.tokenizer, ids, Sampling(8, 0.0, 0.9), stream)
-    assert last["tokens"] == stream.count
+    assert "".join(piece["text"] for piece in pieces) == stream.text
 
 
 def test_hostile_texts_stay_texts(server):
@@ -71,15 +72,27 @@ def test_hostile_texts_stay_texts(server):
         status, headers, content = ask(server, "POST", "/api/generate", asked(text=text, max_new_tokens=2))
         assert status == 200 and headers["Content-Type"].startswith("application/x-ndjson") and content.isascii()
         assert "reason" in records_of(content)[-1]
+    # A text of the model itself
+    sent, tokenizer = [], server.model.tokenizer
+    stream = play.PieceStream(tokenizer, sent.append)
+    stream.put(torch.tensor([[1]]))
+    for token in tokenizer.encode("\x1b[31mred \u202egnp\x9b", add_special_tokens=False):
+        stream(None, torch.zeros(1, 6400))
+        stream.put(torch.tensor([token]))
+    stream.end()
+    assert "".join(piece.get("shown", piece["text"]) for piece in sent) == "␛[31mred <U+202E>gnp<U+009B>"
 
 
 def test_a_text_ends_when_the_browser_leaves(server):
-    connection = connect(server)
-    body = json.dumps(asked(max_new_tokens=1000, temperature=1.5))
-    connection.request("POST", "/api/generate", body, own_headers(server))
-    connection.getresponse().readline()
-    connection.close()
-    wait_until(lambda: not server.model.computing.locked())
+    put = play.PieceStream.put
+    with mock.patch.object(play.PieceStream, "put", autospec=True, side_effect=put) as tokens:
+        connection = connect(server)
+        body = json.dumps(asked(max_new_tokens=1000, temperature=1.5))
+        connection.request("POST", "/api/generate", body, own_headers(server))
+        connection.getresponse().readline()
+        connection.close()
+        wait_until(lambda: not server.model.computing.locked())
+    assert tokens.call_count < 500
 
 
 STRANGERS = [
@@ -94,7 +107,8 @@ STRANGERS = [
 
 
 def test_other_hosts_and_origins_are_refused(server):
-    """A POST without an Origin is no browser's."""
+    """A POST without an Origin is no browser's. Other machines cannot connect."""
+    assert server.server_address[0] == "127.0.0.1"
     for method, path, refused in (
         ("GET", "/api/runs", STRANGERS),
         ("GET", "/api/model", STRANGERS),
@@ -109,7 +123,9 @@ def test_other_hosts_and_origins_are_refused(server):
 def test_the_page_may_run_its_own_script_and_nothing_else(server):
     _, headers, page = ask(server, "GET", "/")
     policy = headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy and "trusted-types 'none'" in policy and "unsafe" not in policy
+    for part in ("default-src 'none'", "trusted-types 'none'", "frame-ancestors 'none'"):
+        assert part in policy
+    assert "unsafe" not in policy
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert not re.search(
         rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)", page

@@ -12,7 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dataset.corpus import Corpus
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, new_port, records, run_ranks, tiny_model, train, write_corpus
+from tests.trainer.test_engine import batch_of, poisoned
+from tests.trainer.test_evaluation import make_engine
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch
 from trainer.engine import Engine
@@ -63,21 +67,10 @@ def whole_run(folder):
 
 def evaluation(folder, ranks):
     """The validation figures of a model that is the same everywhere."""
-    from dataset.corpus import Corpus
-    from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     corpus = Corpus([f"{folder}/data.jsonl"], encoder, max_seq_len=6, seed=0, val_path=f"{folder}/valid.jsonl")
     model = tiny_model(vocab_size=encoder.vocab_size)
-    engine = Engine(
-        model,
-        build_optimizers(model, OptimizerSettings()),
-        None,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        ranks=ranks,
-        n_sums=4,
-    )
+    engine = make_engine(model, ranks=ranks)
     batches = corpus.validation()
     assert len(batches) > 2
     values, stop_request = evaluate(engine, batches, StopSignals())
@@ -88,8 +81,6 @@ def evaluation(folder, ranks):
 
 def poisoned_rank(ranks):
     """Rank 1's loss is not finite in the second update: the outcome and whether the parameters moved, update by update."""
-    from tests.trainer.test_engine import batch_of, poisoned
-
     model, now = tiny_model(), {"now": ""}
     engine = Engine(
         model, build_optimizers(model, OptimizerSettings()), poisoned(model, now), device=torch.device("cpu"),
@@ -192,8 +183,6 @@ def test_gradients_equal_those_of_one_big_batch(both, kind):
 
 def three_ranks():
     """True if gradients are bit-identical in the first update of a new process group and in later ones."""
-    from tests.trainer.test_engine import batch_of
-
     new_port("three")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from dataset.corpus import EVAL_ROWS, Corpus
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT, assert_same_weights, records, tiny_model, train, write_corpus
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.helpers import assert_same_weights, records, tiny_model, train, write_corpus
 from trainer import evaluation
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
@@ -20,15 +20,10 @@ from trainer.optim.build import build_optimizers
 from trainer.settings import OptimizerSettings
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ROOT / "model")
-
-
-def make_engine(model, dtype=torch.float32):
+def make_engine(model, dtype=torch.float32, ranks=None):
     device = torch.device("cpu")
     optimizers = build_optimizers(model, OptimizerSettings())
-    return Engine(model, optimizers, None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
+    return Engine(model, optimizers, None, device=device, dtype=dtype, ranks=ranks or Ranks(), n_sums=4)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])

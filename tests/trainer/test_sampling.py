@@ -6,16 +6,11 @@ import pytest
 import torch
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT, tiny_model
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.helpers import tiny_model
 from tests.trainer.test_evaluation import make_engine
 from trainer.evaluation import Sampler, read_prompts
 from trainer.machine.command_line import StopSignals
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ROOT / "model")
 
 
 def test_samples_have_no_dropout(tokenizer):

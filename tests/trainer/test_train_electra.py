@@ -112,6 +112,18 @@ def test_init_std_and_position_init(data, tmp_path):
         assert positions[0, :2].tolist() == pytest.approx([0, 0.1 * 2**0.5], abs=1e-6)
 
 
+def test_the_flags_of_masking_sampling_and_adam_reach_them(data, tmp_path):
+    sampling = {"sampling": "fp32_gumbel", "gen_smooth": 0.1, "disc_smooth": 0.2}
+    others = {"mask_share": 0.5, "mask_style": "bert", "adam_epsilon": 1e-3, "adam_bias_correction": 0}
+    run = train(**data, **STILL, **sampling, **others, out_dir=tmp_path)
+    assert {name: getattr(run.engine.model, name) for name in sampling} == sampling
+    plan, assembler, group = run.job.plan(0), run.job.assembler, run.engine.groups[0]
+    totals = plan.totals(0, plan.n_rows)
+    assert (assembler.share, assembler.style) == (0.5, "bert") and totals.masked > 0.4 * totals.targets
+    # Without the correction the moments count as those of a late update.
+    assert group["eps"] == 1e-3 and run.engine.optimizers[0].state[group["params"][0]]["step"] > 1000
+
+
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):
     # One of a run that has saved nothing is none of --from_resume 1.
     (tmp_path / "electra_small" / "vocabulary").mkdir(parents=True)

@@ -20,7 +20,7 @@ from tests.helpers import ROOT, before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import GlueJob, init_model, metrics_of
+from trainer.glue.job import GlueJob, init_model, layer_groups, metrics_of
 from trainer.glue.settings import GlueSettings
 from trainer.job import Length, Progress
 from trainer.machine.ranks import Ranks
@@ -102,6 +102,19 @@ def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
     assert first["matthews"]["mean"] > 0.9
     again = fine_tune(place, tmp_path / "b", do_train=0, model_path=tmp_path / "a" / "cola" / "seed_42" / "model")
     assert again["cola"]["metrics"] == first and not (tmp_path / "b" / "cola" / "seed_42" / "model").exists()
+
+
+def test_a_run_has_the_epochs_of_its_task_or_a_part_of_one(place, tmp_path):
+    """20 examples make 5 updates. 10 epochs of STS-B, 3 of other tasks."""
+    for task, epochs, updates in (("cola", 0.5, 3), ("cola", None, 15), ("stsb", None, 50)):
+        found = fine_tune(place, tmp_path / f"{task} {updates}", task=task, epochs=epochs)
+        assert found[task]["seeds"]["42"]["updates"] == updates
+
+
+def test_layer_decay_reaches_the_optimizer(place, tmp_path):
+    with mock.patch("trainer.glue.job.layer_groups", wraps=layer_groups) as groups:
+        fine_tune(place, tmp_path, max_steps=1, layer_decay=0.7)
+    assert groups.call_args.args[2] == 0.7
 
 
 def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, tmp_path):

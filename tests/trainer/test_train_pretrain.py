@@ -135,6 +135,27 @@ def test_the_interval_mean_is_over_tokens(data, tmp_path):
 # ------------------------------------------------------------------------------------------------------- flags
 
 
+def test_the_rate_rises_stays_and_falls_as_the_flags_say(data, tmp_path):
+    """--warmup_iters counts micro-batches, --decay_share is the last part of the run."""
+    options = {"lr_schedule": "wsd", "decay_share": 0.5, "warmup_iters": 4, "learning_rate": 1e-3}
+    run = train(data_path=data, out_dir=tmp_path, accumulation_steps=1, max_updates=10, **options)
+    expected = [1e-3 * min(1, (update + 1) / 4) * min(1, (10 - update) / 5) for update in range(10)]
+    assert [record["lr"] for record in records(run)] == pytest.approx(expected)
+
+
+def test_the_flags_of_the_data_reach_it(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(json.dumps({"body": "the cat sat " * 40}) + "\n")
+    (folder / "b.log").write_text("a mat")
+    options = {"text_field": "body", "text_suffixes": ".log", "long_documents": "truncate", "cache_dir": cache}
+    run = train(data_path=folder, out_dir=tmp_path / "out", **options)
+    plan = run.job.plan(0)
+    # The long document has as many targets as a row.
+    assert len(run.job.corpus.store) == 2 and plan.row_targets(0, plan.n_rows) < 2 * 24
+    assert cache.is_dir() and not (folder / ".token_store").exists()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_trains(data, tmp_path, dtype):
     """Within 2 % of the fp32 losses; the engine holds what the flag says (bfloat16 is float32 where the CPU has none)."""
@@ -144,6 +165,7 @@ def test_half_precision_trains(data, tmp_path, dtype):
     assert run.engine.dtype is getattr(torch, dtype)
     assert run.engine.scaler.is_enabled() == (dtype == "float16")
     assert losses(run) == pytest.approx(reference, rel=0.02)
+    assert losses(run) != reference
 
 
 def test_from_weight_by_name_and_by_path(data, tmp_path, monkeypatch):

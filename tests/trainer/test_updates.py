@@ -57,5 +57,6 @@ def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):
     by_steps = train(out_dir=tmp_path / "steps", accumulation_steps=3, **options)
     assert losses(by_rows) == losses(by_steps)
     assert [line["lr"] for line in records(by_rows)] == [line["lr"] for line in records(by_steps)]
+    assert f"{records(by_rows)[0]['lr']:.6f}" == "0.000275", "half of the warm-up, at MiniMind's 1.1 times 5e-4"
     kept = (tmp_path / "rows" / "pretrain_16.settings.yaml").read_text()
     assert "rows_per_update: 6" in kept and "accumulation_steps: 8" in kept

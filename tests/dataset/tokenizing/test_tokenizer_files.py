@@ -1,5 +1,5 @@
 """What a tokenizer's files say, here and in exports; one that knows no word of a text, or belongs to another model, ends every
-trainer with one line. References: the names of transformers 4, the data path, recorded digests."""
+trainer with one line. References: the data path, recorded digests."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
 from common.errors import DataError
-from dataset.tokenizing import byte_level_bpe, tokenizer_files
+from dataset.tokenizing import tokenizer_files
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import check_unknown_share, check_vocabulary_size
 from scripts import export_hf
 from tests.helpers import ROOT
-from tests.scripts.test_export import KINDS, write
+from tests.scripts.test_export import write
 from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 
 MODEL = ROOT / "model"
@@ -37,42 +37,6 @@ def test_a_plain_call_gives_what_a_document_begins_with(tokenizer, text):
     assert tokenizer(text, split_special_tokens=True).input_ids == DocumentEncoder(tokenizer).prompt_ids(text)
     assert tokenizer(text).input_ids == [1, *tokenizer(text, add_special_tokens=False).input_ids]
     assert tokenizer.encode(text) == tokenizer(text).input_ids
-
-
-# ------------------------------------------------------------------------------- what transformers 4 reads
-
-
-def check_config_of_tokenizer(path, template=byte_level_bpe.CHAT_TEMPLATE):
-    """Reference: the names that transformers 4.48 to 4.57 know."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert fields["additional_special_tokens"] == byte_level_bpe.CHAT_TOKENS + byte_level_bpe.SPARE_TOKENS
-    assert "extra_special_tokens" not in fields
-    assert fields["model_input_names"] == ["input_ids", "attention_mask"]
-    assert fields["add_bos_token"] is True and fields["add_eos_token"] is False
-    assert fields["chat_template"] == template
-    assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(fields)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_export_has_the_names_of_transformers_4(kind, tmp_path):
-    """Left out, transformers 4 takes its own default in silence: theta 10000, 128 experts."""
-    weight = write(tmp_path, **KINDS[kind], rope_theta=50_000.0)
-    export_hf.export(weight, tmp_path / "hf")
-    check_config_of_tokenizer(tmp_path / "hf" / "tokenizer_config.json", byte_level_bpe.WITHOUT_THOUGHTS)
-    assert not (tmp_path / "hf" / "chat_template.jinja").exists()
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50_000.0
-    assert config["torch_dtype"] == config["dtype"]
-    if "moe" in kind:
-        assert config["num_experts"] == 4
-    assert config.get("num_local_experts", 4) == 4
-    if "yarn" in kind:
-        assert {**config["rope_scaling"], "rope_theta": 50_000.0} == config["rope_parameters"]
-    else:
-        assert config.get("rope_scaling") is None
-    generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
-    assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
 
 
 def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):

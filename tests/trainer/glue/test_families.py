@@ -17,6 +17,8 @@ from trainer import train_glue
 from trainer.glue import job
 from trainer.glue.job import FAMILIES, layer_groups, order_classes
 
+# Those that differ most in pairs, padding and parts; `make test-all` trains the others too.
+QUICK = ("bert", "deberta-v2", "roberta", "xlm", "xlnet")
 LETTERS = "abcdefgh"
 PIECES = [(f"▁{letter}", -1.0 - i) for i, letter in enumerate(LETTERS)]
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -104,7 +106,7 @@ def write_pairs(folder):
     return pairs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
 @pytest.mark.usefixtures("moses")
 def test_the_saved_folder_gives_in_transformers_what_the_evaluation_said(family, tmp_path):
     """Pairs as the family's own tokenizer makes them: two separators in RoBERTa, CLS last and padding first in XLNet."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from common.errors import DataError, PrintedByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
+from trainer.machine.measure import versions
 from trainer.machine.ranks import (
     Ranks,
     compare_settings,
@@ -74,9 +75,10 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
 
 
 @pytest.mark.parametrize("flag, may_differ", [("--data_path", True), ("--from_weight", True), ("--seed", False)])
-def test_files_may_lie_elsewhere_on_each_machine(flag, may_differ, monkeypatch):
+def test_files_may_lie_elsewhere_on_each_machine_and_packages_are_compared(flag, may_differ, monkeypatch):
     facts = []
     monkeypatch.setattr(ranks_module, "compare_with_main", lambda ranks, of_rank: facts.append(of_rank))
     for value in ("1", "2"):
         compare_settings(Ranks(world_size=2), PretrainSettings.parse([flag, value]))
     assert (facts[0] == facts[1]) == may_differ
+    assert versions().items() <= facts[0].items()

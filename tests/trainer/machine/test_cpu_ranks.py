@@ -43,8 +43,7 @@ M26 = 26_000_000
     ],
 )  # fmt: skip
 def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
-    memory = None if memory_gb is None else memory_gb * GB
-    assert choose(threads, Divisible(rows, positions, M26), memory) == chosen
+    assert choose(threads, Divisible(rows, positions, M26), memory_gb * GB) == chosen
 
 
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():

@@ -47,13 +47,13 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     assert [pick_dtype(name, CPU) for name in ("float16", "float32")] == [(torch.float16, []), (torch.float32, [])]
 
 
-def test_each_rank_draws_numbers_of_its_own():
+def test_each_rank_and_each_seed_draws_numbers_of_its_own():
     """Resuming with the random state: tests/faults."""
     drawn = []
-    for rank in (0, 1):
-        seed_everything(5, rank=rank)
+    for seed, rank in ((5, 0), (5, 1), (7, 0), (5, 0)):
+        seed_everything(seed, rank=rank)
         drawn.append(float(torch.rand(())))
-    assert drawn[0] != drawn[1]
+    assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
 
 
 def test_stop_signals_are_noted_and_the_old_handlers_come_back():

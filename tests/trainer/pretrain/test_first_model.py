@@ -1,4 +1,4 @@
-"""What is said where weights are missing. Reference: the weights that are there."""
+"""First weights, and what is said where weights are missing. References: zeros, and the weights that are there."""
 
 import os
 
@@ -45,3 +45,9 @@ def test_the_newest_weights_are_named(tmp_path, monkeypatch):
     assert existing_weights_hint(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
     with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
         generate.main(["--weight", "pretrain_512.pth"])
+
+
+def test_the_first_weights_are_those_of_the_flag(data, tmp_path):
+    """Every block starts as the identity; one update of nearly no rate."""
+    run = train(data_path=data, out_dir=tmp_path, init_scheme="zero_out", max_updates=1, learning_rate=1e-12)
+    assert run.job.model.model.layers[0].self_attn.o_proj.weight.abs().max() < 1e-9

@@ -25,6 +25,7 @@ from tests.helpers import ROOT, SMALL, flags, losses, stopped_after, train, writ
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+from trainer.saving.checkpoint import load_checkpoint
 
 ENTRIES = 300
 END = "<|endoftext|>"
@@ -197,10 +198,6 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
 
 
 def same_weights(first, second):
-    """True if two runs saved the same checkpoint, in float32, and the same .pth."""
-    states = []
-    for folder in (first, second):
-        (weight,) = folder.glob("*.pth")
-        states.append(torch.load(weight, weights_only=True))
-    equal = all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    return equal and states[0].keys() == states[1].keys()
+    """True if the last checkpoints of two runs have the same model, in float32."""
+    one, other = (load_checkpoint(max(folder.rglob("update_*.pt")))["model"] for folder in (first, second))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import records, train
+from tests.helpers import train
 from tests.trainer.reporting.test_html_report import START, add, metrics_file, page_of
 from trainer.reporting.records import RunRecords, quality
 
@@ -35,10 +35,3 @@ def test_a_run_notes_what_gzip_needs(data, tmp_path):
     raw = "\n".join(texts[document] for document in run.job.corpus.val_documents).encode()
     start = RunRecords.read(run.reporter.file.name).start_record("data")
     assert start["gzip"] == 8 * len(gzip.compress(raw, 9)) / len(raw)
-
-
-def test_a_run_that_is_best_at_its_end_has_not_overfitted(data, tmp_path, capsys):
-    run = train(data_path=data, out_dir=tmp_path, val_fraction=0.2, eval_interval=10)
-    values = [record["val_loss"] for record in records(run, "val_loss")]
-    assert len(values) > 1 and min(values) == values[-1]
-    assert "lowest" not in capsys.readouterr().out

@@ -39,6 +39,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, 
         assert torch.equal(weight, best[name]) and not torch.equal(weight, last[name])
     # Its own lowest loss is its last.
     assert not list((tmp_path / "short").glob("*.best.*"))
+    assert "lowest after update" not in capsys.readouterr().out
 
     train(data_path=data, out_dir=tmp_path / "run", max_updates=1)
     moved = sorted(path.name for path in (tmp_path / "run").rglob("*.best.*"))
