@@ -4,7 +4,7 @@
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
 The trainer plans the budget, which takes half a minute. The others are a narrower and a wider model, twice and half the
-layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a half
+layers (a single one without the heads that copy, which need two), a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a half
 times the rates.
 A short run of each shape measures how many updates fit the plan's time: until then nothing else should run on the machine.
 Then each is trained to its number of updates; the machine's speed no longer matters. The table shows the bits per byte of

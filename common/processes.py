@@ -30,10 +30,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Kill this process as soon as its parent is gone, whatever it is doing (Linux).
+    """On Linux, kill this process as soon as its parent is gone, whatever it is doing.
 
-    parent: its process id; 0: no-op. Then, elsewhere, and in children of multiprocessing's fork server, the process has to notice by
-    itself that its pipe is closed.
+    parent: its process id; 0: no-op. On other systems, in children of multiprocessing's fork server, and with 0, the process
+    notices the end of its parent only when it next uses its pipe.
     """
     if not parent:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -32,9 +33,12 @@ def missing_package_hook(kind: type[BaseException], error: BaseException, trace:
     if not isinstance(error, ModuleNotFoundError) or (ROOT / package).exists():
         sys.__excepthook__(kind, error, trace)
         return
-    stop(
-        f"this Python has no package {package}: activate the environment (.venv), or run pip install -r requirements.txt"
-    )
+    environment = ROOT / ".venv"
+    command = "pip install -r requirements.txt"
+    if environment.is_dir() and Path(sys.prefix) != environment:
+        shown = environment.name if Path.cwd() == ROOT else str(environment)
+        command = f"{shown}\\Scripts\\activate" if os.name == "nt" else f". {shown}/bin/activate"
+    stop(f"this Python has no package {package}; run this first: {command}")
 
 
 def script_path(script: str) -> str:

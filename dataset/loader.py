@@ -133,7 +133,7 @@ class Assembler:
 class UpdateSchedule(NamedTuple):
     """Assigns the rows of an epoch to updates, micro-batches and ranks.
 
-    Each update takes the next G = batch_size · accumulation_steps · world_size rows. `requested_rows`, if given, is G,
+    Each update takes the next G = rows_of_rank · accumulation_steps · world_size rows. `requested_rows`, if given, is G,
     and accumulation_steps is what these rows take. The first update starts at `start_row`, the end of an earlier
     update, which may have had another G. The last update of the epoch takes the rest in as few micro-batches as
     possible; a rank may have a short or an empty slice there. Updates are numbered within the epoch, including those

@@ -231,7 +231,7 @@ class Trainer:
         with contextlib.suppress(LoaderError):
             updates = chain([next(updates)], updates)
         if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
-            raise LoaderError("on this rank or another: `fit` raises the error itself")
+            raise LoaderError("no first batch, on this rank or another: `fit` raises the loader's own error")
         for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
             first_step = number_in_epoch * schedule.accumulation_steps

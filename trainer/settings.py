@@ -81,7 +81,7 @@ class UpdateSettings(Settings):
         "are; 0: not given",
     )
     learning_rate: float = setting(
-        5e-4, check=positive(float), help="learning rate, multiplied by --lr_schedule", first=True
+        5e-4, check=positive(float), help="learning rate, before the factor of --lr_schedule", first=True
     )
     weight_decay: float = setting(0.01, check=not_negative(float), help="weight decay, of matrices only")
     grad_clip: float = setting(1.0, check=not_negative(float), help="maximum norm of the gradient; 0: no clipping")

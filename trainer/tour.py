@@ -118,7 +118,7 @@ def slices(first: int, end: int, size: int) -> Iterator[range]:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train as the flags say, and save the weights. Errors: UserError for flags and data that do not fit."""
+    """Train as the flags say, and save the weights. Errors: UserError for unreadable data and shapes that do not fit."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     with user_errors():
@@ -219,5 +219,5 @@ def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, promp
 
 
 if __name__ == "__main__":
-    # Errors of the user are one line. Ctrl-C ends without saving; train_pretrain.py saves, and can resume.
+    # Unreadable data ends in one line. Ctrl-C ends without saving; train_pretrain.py saves, and can resume.
     run_cli(lambda: train(parse_args()))

@@ -48,5 +48,5 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp
 def test_our_template_without_our_special_tokens_is_one_line(monkeypatch):
     tokenizer = load_tokenizer(ROOT / "model")
     monkeypatch.setattr(type(tokenizer), "added_tokens_decoder", {})
-    with pytest.raises(UserError, match="take the special tokens"):
+    with pytest.raises(UserError, match="a tokenizer with the special tokens"):
         generate.turns_encoder(tokenizer)

@@ -158,4 +158,4 @@ def test_what_can_never_fit_is_told_before_it_is_made(changes, data, tmp_path, m
     monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
     said = complaint(capsys, train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", **changes))
-    assert "and each launched process has 16 GB" in said and "choose a smaller model" in said
+    assert "and this machine has 16 GB" in said and "choose a smaller model" in said

@@ -91,11 +91,14 @@ def divide(
         return 1, []
     if asked != "auto":
         n = int(asked)
+        if micro_batch.why_whole:
+            raise UserError(f"--cpu_processes {n}: {micro_batch.why_whole}; drop the flag")
         # Open rows are chosen so that any number of processes can share them.
-        is_uneven = not micro_batch.rows_are_open and micro_batch.rows % n
-        why = micro_batch.why_whole or (f"--batch_size {micro_batch.rows} cannot be divided by it" if is_uneven else "")
-        if why:
-            raise UserError(f"--cpu_processes {n}: {why}; drop the flag")
+        if not micro_batch.rows_are_open and micro_batch.rows % n:
+            raise UserError(
+                f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
+                "the batch, or auto"
+            )
     elif micro_batch.processes is not None and micro_batch.processes <= n_threads:
         n = micro_batch.processes
     else:

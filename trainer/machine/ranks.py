@@ -42,7 +42,7 @@ CACHE_LINE = 64
 # Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
 MAX_POLLS = 200
 NAP_S = 5e-5
-# Interval at which ranks look who else has joined
+# Seconds between two looks at which ranks have joined
 POLL_S = 0.2
 
 
@@ -125,7 +125,9 @@ class Ranks:
 
     def rows_of(self, batch_size: int) -> int:
         """Rows that one rank computes of a micro-batch of batch_size rows."""
-        assert batch_size % self.sharing == 0, "cpu_ranks.divide has checked that the rows divide evenly"
+        assert batch_size % self.sharing == 0, (
+            "cpu_ranks.divide checks given rows; the planner and settle_on_rows choose open ones to fit"
+        )
         return batch_size // self.sharing
 
     @property
@@ -155,7 +157,7 @@ def init_distributed_mode(
             # Events and streams use the current one.
             torch.cuda.set_device(own_device)
         return ONE_RANK, own_device
-    # A rank that outlived a killed launcher would overwrite the files of the next launch. Only torchrun's ranks: a process that was
+    # A rank that outlived a killed launcher would hold the files of the next launch. Only torchrun's ranks: a process that was
     # started in the background by hand should outlive its shell.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
@@ -195,8 +197,8 @@ def ranks_of_launcher() -> Ranks | None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     given = {"LOCAL_WORLD_SIZE": "1", **os.environ}
     numbers = [int(given[name]) for name in names if given.get(name, "").strip().isdecimal()]
-    if len(numbers) < len(names) or numbers[0] >= numbers[2] or numbers[3] == 0:
-        found = ", ".join(f"{name}={given.get(name, '')}" for name in names)
+    if len(numbers) < len(names) or numbers[0] >= numbers[2] or numbers[3] == 0 or not given.get("MASTER_ADDR"):
+        found = ", ".join(f"{name}={given.get(name) or '(not set)'}" for name in (*names, "MASTER_ADDR"))
         raise UserError(f"{found} do not fit: launch with torchrun, or unset RANK to train in one process")
     rank, local_rank, world_size, n_here, _ = numbers
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)

@@ -54,7 +54,9 @@ DOCUMENTS = TextKind(
 def open_data(settings: PretrainSettings, first_model: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
     """The data of a run. Errors: DataError for text that the tokenizer does not know or too little text; UserError."""
     # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-    corpus = open_corpus(settings, first_model.encoder, ranks, kind, verbose=not settings.has_budget)
+    corpus = open_corpus(
+        settings, first_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
+    )
     with wait_for_all_ranks(ranks):
         what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
         # Each document has these, so they do not count as known tokens.
@@ -63,7 +65,7 @@ def open_data(settings: PretrainSettings, first_model: FirstModel, kind: TextKin
         # Raises if there is nothing to train.
         plan = corpus.plan(0)
         mixture = corpus.mixture
-        # With a budget the clock ends the run, not --max_updates.
+        # plan_run has checked a budget, and its clock may ask for more updates than there is text for.
         if mixture is not None and mixture.is_one_plan and settings.max_updates and not settings.has_budget:
             excess = mixture.repeats_beyond_limit(plan)
             if excess:
@@ -155,7 +157,7 @@ def length_of_run(
         length.epochs = 1
         length.rows_of_epoch = settings.max_updates * update_rows
     if settings.has_budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
-        # No flag makes such a run longer: another length would change its rows from the first one on.
+        # No flag makes such a run longer: a plan is for one budget, and a mixture of another length has other rows from the first on.
         length.flag = ""
     if not settings.budget:
         return length

@@ -137,9 +137,10 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
     parameters = parameter_count(config)
     needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / ranks_per_model(shard, ranks))
     if needed > total:
+        who = "this machine" if ranks.world_size == ranks.sharing else "each launched process"
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
-            f"parameters need {needed / 1e9:,.0f} GB to train, and each launched process has {total / 1e9:,.0f} GB on {device}: "
+            f"parameters need {needed / 1e9:,.0f} GB to train, and {who} has {total / 1e9:,.0f} GB on {device}: "
             "choose a smaller model"
         )
 

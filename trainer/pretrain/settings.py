@@ -186,6 +186,12 @@ class ModelSettings(Settings):
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
     )
 
+    def check(self) -> None:
+        # With --from_weight the flag has no effect, and a warning says so.
+        is_used = self.init_scheme == "induction" and self.from_weight == "none"
+        if is_used and (self.generation == "minimind3" or self.num_hidden_layers == 1):
+            raise ValueError("--init_scheme induction is for models of generation minimind2 with two layers or more")
+
 
 # The flags that are fields of the model's config
 MODEL_FLAGS = tuple(
@@ -319,10 +325,10 @@ class PretrainSettings(
 
     def check(self) -> None:
         chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
-        if chosen and (self.shard != NONE or self.rows_per_update):
+        other = "--shard" if self.shard != NONE else "--rows_per_update" if self.rows_per_update else None
+        if chosen and other:
             raise ValueError(
-                f"{chosen} chooses the micro-batches of ranks that have the whole model each: drop it, or --shard and "
-                "--rows_per_update"
+                f"{chosen} chooses the micro-batches, of ranks with the whole model each: drop it or {other}"
             )
 
     def fill_in(self) -> None:

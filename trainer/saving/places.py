@@ -36,7 +36,7 @@ def check_place(stem: Path) -> None:
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         # the longest name that the run uses; a restart after a kill deletes it
-        _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
+        _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"))
         for ending in (*RECORDS, "pth", "json"):
             check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")
