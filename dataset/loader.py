@@ -150,7 +150,7 @@ class UpdateSchedule(NamedTuple):
     """
 
     n_rows: int
-    # rows of a micro-batch on one rank: a part of --batch_size where processes share a micro-batch
+    # rows of a micro-batch on one rank; see schedule_of (trainer/engine.py)
     rows_of_rank: int
     accumulation_steps: int = 1
     world_size: int = 1

@@ -129,7 +129,11 @@ class MiniMindConfig(Fields, PretrainedConfig):
             self.moe_intermediate_size = self.intermediate_size
         heads, kv_heads, experts = self.num_attention_heads, self.num_key_value_heads, self.num_experts
         for name, is_right, what in (
-            ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}"),
+            (
+                "num_attention_heads",
+                heads % kv_heads == 0,
+                f"divisible by num_key_value_heads={kv_heads} (--num_key_value_heads)",
+            ),
             ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
             ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
             ("hidden_act", self.hidden_act == "silu", "supported: only silu is"),

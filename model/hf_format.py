@@ -207,13 +207,14 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
     transformers. config: of load_config, perhaps changed. Errors: UserError.
     """
     try:
-        # transformers makes up what the files lack: a config of a kilobyte must not fill the memory.
+        # transformers makes up what the files lack: a config of a kilobyte must not fill the memory. Quantised weights have
+        # half a byte each.
         with torch.device("meta"):
             parameters = sum(
                 weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters()
             )
         n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-        if parameters > n_bytes:
+        if parameters > 2 * n_bytes:
             raise ValueError(f"its config asks for {parameters:,} parameters, the weight files have {n_bytes:,} bytes")
         network, faults = kind.from_pretrained(
             folder,

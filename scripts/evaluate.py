@@ -58,6 +58,8 @@ from trainer.reporting.reporter import finite
 Z = 1.959963984540054
 # Bytes of the logits of a batch in fp32
 LOGITS_BYTES = 1 << 30
+# Seconds between progress lines in a log
+LOG_SECONDS = 30
 # Tokens by which an answer may exceed the right one
 MORE_TOKENS = 8
 
@@ -205,8 +207,10 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
-    # Without BOS, EOS takes its place: the first token needs context, and without both it is not scored.
-    before = [encoder.eos_id] if encoder.bos_id is None and encoder.eos_id is not None else []
+    if encoder.bos_id is None and encoder.eos_id is None:
+        raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
+    # Without BOS, EOS takes its place: the first token needs context.
+    before = [encoder.eos_id] if encoder.bos_id is None else []
     rows: list[Row] = []
     # file of each pair
     files: list[str] = []
@@ -281,7 +285,7 @@ TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": a
 
 
 class Scorer:
-    """Scores rows, with a progress bar in a terminal."""
+    """Scores rows, with progress on stderr: each second in a terminal, each half minute in a log."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
         self.model = model
@@ -299,8 +303,16 @@ class Scorer:
         scores = [0.0] * len(rows)
         # Longest first: rows of similar length share a forward pass, and running out of memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        # disable=None: no bar where stderr is no terminal
-        bar = tqdm(total=total, unit=" tokens", unit_scale=True, leave=False, disable=None)
+        seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
+        bar = tqdm(
+            total=total,
+            unit=" tokens",
+            unit_scale=True,
+            mininterval=seconds,
+            maxinterval=math.inf,
+            delay=seconds,
+            leave=False,
+        )
         with autocast(self.model.device, self.dtype), bar:
             while order:
                 size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.errors import UserError, optional_package, user_errors
+from common.errors import UserError, optional_package, user_errors, utf8
 from common.files import atomic_file
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -36,7 +36,7 @@ from trainer.machine.command_line import run_cli
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_gguf_parser().parse_args(argv)
     with user_errors():
-        export(args.weight, Path(args.out), args.tokenizer_path, args.dtype, args.overwrite)
+        export(args.weight, Path(utf8(args.out, "--out")), args.tokenizer_path, args.dtype, args.overwrite)
     return 0
 
 

@@ -26,6 +26,7 @@ def test_data(capsys, tmp_path):
     [
         ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 is not divisible by num_attention_heads=4"),
         ({"device": "cuda:9"}, "--device cuda:9"),
+        ({"max_seq_len": 32769}, "position table of 32768"),
         ({"ddp": "true"}, "torchrun --nproc_per_node"),
         ({"tokenizer_path": "/no/tokenizer/here"}, "/no/tokenizer/here"),
         ({"tokenizer_path": os.path.dirname(__file__)}, os.path.dirname(__file__)),

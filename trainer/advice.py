@@ -27,9 +27,9 @@ EXCESS_BEFORE_DECAY = 0.06
 MIN_TOKENS_FOR_FORECAST = 3e5
 
 OUT_OF_MEMORY_ADVICE = (
-    "try a smaller --batch_size with as many times more --accumulation_steps (the same updates; with --rows_per_update the smaller "
-    "--batch_size alone; counts of micro-batches, such as --warmup_iters, grow as much), --gradient_checkpointing 1, or a smaller "
-    "--max_seq_len or model"
+    "try a smaller --batch_size with as many times more --accumulation_steps, which leaves the updates as they are (with "
+    "--rows_per_update the smaller --batch_size alone; flags that count micro-batches grow as much), --gradient_checkpointing 1, or "
+    "a smaller --max_seq_len or model"
 )
 
 

@@ -131,6 +131,8 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
 
         if not settings.from_resume:
             on_main(ranks, make_room)
+    if passed_over := settings.passed_over():
+        say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
     absent = [TASKS[name].folder for name in TASKS if name not in places]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
@@ -152,7 +154,6 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
         **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),
         "test_file": own or ("" if settings.do_predict else "--do_predict is off"),
-        **dict.fromkeys(("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port"), "see --help"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)

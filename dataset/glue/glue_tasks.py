@@ -13,7 +13,7 @@ LARGEST_SCORE = 1e16
 
 
 class Task(NamedTuple):
-    """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file), empty: (folder, test.tsv)."""
+    """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file); if there is none, (folder, "test.tsv")."""
 
     # the benchmark's folder, or the name of a custom task
     folder: str

@@ -85,13 +85,18 @@ def checked_message(message: Any, number: int) -> Record:
     """A message with only the fields that the template reads."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        wanted = f"where one of {', '.join(ROLES)} is expected (from and value are to be named role and content)"
+        hint = (
+            " (from and value are to be named role and content)"
+            if isinstance(message, dict) and "from" in message
+            else ""
+        )
+        wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null beside calls
     content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    thoughts = message.get("reasoning_content") or ""
+    thoughts = (message.get("reasoning_content") or "") if role == "assistant" else ""
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
     checked = {"role": role, "content": "".join(texts)}

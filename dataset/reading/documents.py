@@ -112,7 +112,9 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     while (line := lines.read_line()) != b"":
         if line is None:
             yield lines.number, too_long("line")
-        elif not line.isspace():
+        elif line.isspace():
+            lines.skip_blank_lines()
+        else:
             yield lines.number, line
 
 
@@ -143,6 +145,7 @@ def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Fou
             return
         text = bytearray()
         first = 0
+        lines.skip_blank_lines()
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:

@@ -231,7 +231,14 @@ def _files_of(path: Path) -> list[Path]:
         if ":" in path.name:
             programs = "train_pretrain.py, train_sft.py and inspect_data.py"
             share = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
-        reason = f"no such file or folder that can be read{share}, and no file matches it as a pattern; {READABLE}"
+        reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            # ValueError: a NUL character, which no file name has.
+            pass
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror})"
         raise DataError(f"{path}: {reason}")
     # A dict deduplicates: `data/**` matches a file and also its folder.
     found: dict[Path, None] = {}

@@ -149,3 +149,13 @@ class LineReader:
         while line and not line.endswith(b"\n"):
             line = self.stream.readline(SKIP_BYTES)
         return None
+
+    def skip_blank_lines(self) -> None:
+        """Skips whole blank lines buffer by buffer: one by one, a file of them would take minutes."""
+        while buffered := self.stream.peek():
+            blanks = len(buffered) - len(buffered.lstrip(WHITE_SPACE))
+            # Up to the last newline among the blanks: those after it may start a line with text.
+            whole_lines = buffered.rfind(b"\n", 0, blanks) + 1
+            if not whole_lines:
+                return
+            self.number += self.stream.read(whole_lines).count(b"\n")

@@ -83,6 +83,7 @@ def _near_or_exact(
         with contextlib.suppress(Exception):
             found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
             return found
+    # Commands that start together all search, with the same result.
     place = first_writable(places)
     begin = time.monotonic()
     shown = options.get("progress", True)

@@ -1,7 +1,6 @@
 """Encodes blocks of documents to token ids, in this process or in several."""
 
 import hashlib
-import os
 from array import array
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from common.processes import WorkerDied, Workers
+from common.processes import WorkerDied, Workers, environment
 from dataset.reading.documents import Block
 from dataset.reading.faults import BadLine, Fault
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
@@ -72,17 +71,17 @@ def hash_of_text(raw: bytes) -> int:
 def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
     """Yields the encoded blocks in order. num_procs=1: no process is started."""
     # Otherwise a later fork (of a data loader) would warn about the tokenizer's threads.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if num_procs == 1:
-        encode.encoder.use_fast_bpe()
-        yield from map(encode, blocks)
-        return
-    try:
-        with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
-            # Two blocks per process in flight, so that none waits for the caller.
-            yield from workers.results(blocks, ahead=2 * num_procs)
-    except WorkerDied as lost:
-        raise DataError(
-            f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and begin what a script of your own does with "
-            "`if __name__ == '__main__':`"
-        ) from None
+    with environment("TOKENIZERS_PARALLELISM", "false"):
+        if num_procs == 1:
+            encode.encoder.use_fast_bpe()
+            yield from map(encode, blocks)
+            return
+        try:
+            with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
+                # Two blocks per process in flight, so that none waits for the caller.
+                yield from workers.results(blocks, ahead=2 * num_procs)
+        except WorkerDied as lost:
+            raise DataError(
+                f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and begin what a script of your own does with "
+                "`if __name__ == '__main__':`"
+            ) from None

@@ -119,6 +119,10 @@ def open_or_build(
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
+                    if temporary.is_dir():
+                        announce(
+                            f"{place / name}: an earlier start was interrupted before the store was complete; it begins anew"
+                        )
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)

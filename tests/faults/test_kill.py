@@ -51,7 +51,7 @@ def test_kill_9_at_random_points(lab, whole, name):
     for number in range(4):
         begun = lab.log_lines(name)
         in_save = number % 2 == 0
-        hooks = {"slow_save": {"seconds": 0.2}} if in_save else {}
+        hooks = {"slow_save": {"seconds": 0.5}} if in_save else {}
         process = lab.start(name, {**hooks, "slow_updates": {"seconds": 0.02}}, from_resume=1)
         is_there = partial(saving, lab, name) if in_save else lambda begun=begun: lab.log_lines(name) > begun
         process.until(is_there)

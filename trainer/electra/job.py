@@ -19,6 +19,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
+from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_unknown_share
@@ -67,7 +68,7 @@ class ElectraJob(Job):
         self.settings = settings
         self.ranks = surroundings.ranks
         self.device = surroundings.device
-        # Otherwise --accumulation_steps decides on the micro-batch.
+        # Then the number of micro-batches follows, and --accumulation_steps has no effect.
         self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
@@ -89,6 +90,8 @@ class ElectraJob(Job):
             # The same seed on all ranks, so that all start with the same weights.
             seed_everything(settings.seed)
             self.data_path = settings.data_path or [str(build_embedded_corpus())]
+            # Before the vocabulary is trained, which takes a while.
+            check_library(settings.deduplicate)
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)

@@ -318,6 +318,8 @@ def init_model(
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
     if settings.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(f"--gradient_checkpointing 1: transformers has none for {config.model_type}: leave it out")
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 

@@ -130,6 +130,11 @@ class PublishedFlags(Settings):
     server_ip: str | None = setting(None, help="passed over: of a debugger", may_be_empty=True)
     server_port: str | None = setting(None, help="passed over: of a debugger", may_be_empty=True)
 
+    def passed_over(self) -> list[str]:
+        """Flags that are given and have no effect."""
+        names = ("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port")
+        return [f"--{name}" for name in names if getattr(self, name)]
+
 
 @dataclass(kw_only=True)
 class GlueSettings(

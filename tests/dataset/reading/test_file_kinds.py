@@ -1,5 +1,6 @@
 """Which files of a folder are data. Reference: the table in dataset/README.md, and what was read before."""
 
+import errno
 import os
 import sys
 
@@ -114,13 +115,26 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
         find_files(str(tmp_path / "a.jsonl"))
 
 
-def test_a_path_that_is_not_there_is_told_with_advice():
-    for name, advice in (
+def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
+    """It may well be there. Reference: what the system says."""
+    for name, reason in (
         ("hf://datasets/owner/name/train.parquet", "download it first"),
         ("gs://bucket/corpus", "download it first"),
         ("~nobody_of_this_name/a", "name/a: no such file"),
         ("a:0,7", "take shares .* written :0.7"),
-        ("x" * 300, "xxx: no such file"),
+        ("x" * 300, r"xxx: cannot be read \(File name too long\)"),
     ):
-        with pytest.raises(DataError, match=advice):
+        with pytest.raises(DataError, match=reason):
             find_files(name)
+    # Below a folder that this user may not enter.
+    stat = os.stat
+
+    def refused(path, *arguments, **options):
+        if str(path).startswith(str(tmp_path / "private")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    for name in ("private/a.jsonl", "private/folder"):
+        with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
+            find_files(str(tmp_path / name))
