@@ -234,7 +234,7 @@ class TrainingSettings(OptimizerSettings):
     batch_size: int = setting(
         32,
         check=rows_or_auto,
-        help="rows per micro-batch and rank; auto: as many as fit (16 at most, 256 with CUDA), with the updates, warm-up and intervals of the default",
+        help="rows per micro-batch and rank; auto: as many as fit (16 at most, 256 with CUDA), with unchanged updates, warm-up and intervals",
         first=True,
     )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)

@@ -46,7 +46,7 @@ class SftSettings(ConversationSettings, PretrainSettings):
     """All settings of train_sft.py."""
 
     prog: ClassVar[str] = "train_sft.py"
-    description: ClassVar[str] = "Fine-tune a MiniMind on conversations, so that it answers."
+    description: ClassVar[str] = "Fine-tune a MiniMind on conversations. Less than 42 MB of them: other defaults, see docs/sft.md."
     save_weight: str = with_default(PretrainSettings, "save_weight", "full_sft")
     wandb_project: str = with_default(PretrainSettings, "wandb_project", "MiniMind-Full-SFT")
     from_weight: str = with_default(PretrainSettings, "from_weight", "pretrain")
