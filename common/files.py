@@ -135,14 +135,14 @@ def check_regular_file(path: str | Path) -> None:
 def read_small(path: str | Path) -> bytes:
     """Returns the content of a small, untrusted file.
 
-    Errors: OSError for what is no regular file, and for more than MAX_BYTES.
+    Errors: OSError for anything but a regular file of at most MAX_BYTES.
     """
     check_regular_file(path)
     with open(path, "rb") as file:
         # One byte over the limit suffices: the file may be huge.
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES:,} bytes, which none of its kind is", str(path))
+        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES:,} bytes; is this a data file?", str(path))
     return content
 
 

@@ -16,7 +16,7 @@ MAX_INT = 10**9
 LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
-# {flag of MiniMind, nanoGPT or Hugging Face: its names here}, without those that are found by similar spelling
+# {flag of MiniMind, nanoGPT or Hugging Face: its names here}; similarly spelt names are found without this
 OTHER_NAMES = {
     "lr": ("learning_rate",),
     "block_size": ("max_seq_len", "max_length"),
@@ -51,13 +51,13 @@ def boolean(text: str) -> bool:
 SWITCH: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
 
 
-def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
-    """An argparse type for numbers that pass `fits`. wanted: their description in the error message."""
+def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], condition: str) -> Callable[[str], Number]:
+    """An argparse type for numbers that pass `fits`. condition: the same in words, for the error message."""
 
     def convert(text: str) -> Number:
         value = kind(text)
         if not fits(value):
-            raise argparse.ArgumentTypeError(f"{text} must be {wanted}")
+            raise argparse.ArgumentTypeError(f"{text} must be {condition}")
         return value
 
     # The name in argparse's message for a text that is not a number
@@ -99,7 +99,6 @@ class Parser(argparse.ArgumentParser):
     place = ""
 
     def __init__(self, **options: Any) -> None:
-        """options: of ArgumentParser."""
         super().__init__(allow_abbrev=False, **options)
 
     def parse_args(  # type: ignore[override]

@@ -24,6 +24,7 @@ from typing import Any
 
 from common.start import STARTED
 
+# Tests replace it.
 SYSTEM_ROOT = Path("/")
 # from linux/prctl.h
 PR_SET_PDEATHSIG = 1
@@ -96,10 +97,10 @@ def ignore_stop_signals() -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """What is started inside never gets the signals of a run, not even before `ignore_stop_signals`; this process gets them later.
+    """Block the signals of a run: for good in processes started inside, until the end of the block in this one.
 
-    Slurm sends them to all processes. SIGUSR1 would end loaders, and any of them multiprocessing's fork server, with which
-    those that it has started count as dead.
+    Slurm sends them to all processes. SIGUSR1 would end data loaders, and any of them multiprocessing's fork server,
+    whose children then count as dead.
     """
     # Windows has neither the mask nor SIGUSR1
     mask = getattr(signal, "pthread_sigmask", None)
@@ -172,7 +173,7 @@ class Workers:
         except (EOFError, OSError) as ended:
             raise _lost(process) from ended
         finally:
-            # A dead one too: its next user gets the error as well.
+            # Also if the process is dead, so that its next user gets the error too.
             self._free.put((process, pipe))
         if error is not None:
             raise error
@@ -202,7 +203,7 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Call
     die_with_parent(parent)
     init()
     answer: tuple[Exception | None, Any]
-    # Either error, depending on what the parent was doing when it ended
+    # Raised once the parent has ended, while this process waits for an item or sends an answer
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             item = pipe.recv()
@@ -234,7 +235,6 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------- run time of the command
 
-# start of the command
 _start_time = STARTED
 
 

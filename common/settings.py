@@ -33,7 +33,7 @@ from common.errors import UserError
 from common.files import atomic_file, read_small
 from common.flags import SWITCH, Parser
 
-CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
+CONFIG_HELP = "YAML or JSON file of settings, such as the {name}.settings.yaml of a run; flags override it"
 
 
 def setting(
@@ -139,13 +139,13 @@ class SettingsParser(Parser):
         self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
         n_first = sum(one.metadata["first"] for one in fields(kind))
-        top = self.add_argument_group(f"the {n_first} flags that matter first")
+        top = self.add_argument_group(f"the {n_first} most important flags")
         # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
-            for of_group in fields(group):
-                # The field of the command may have another default.
-                one = kind.__dataclass_fields__[of_group.name]
+            for name in (group_field.name for group_field in fields(group)):
+                # Not the group's field: the command's may have another default.
+                one = kind.__dataclass_fields__[name]
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
@@ -186,7 +186,7 @@ class SettingsParser(Parser):
                 continue
             items = entry if isinstance(entry, list) else [entry]
             if not all(isinstance(item, str | bool) for item in items):
-                raise UserError(f"{path}: {name}: expected a text, a number, true or false, or a list of these")
+                self.error(f"{name}: expected a text, a number, true or false, or a list of these")
             texts = [str(item) for item in items]
             if f"--{name}" not in take_several:
                 # a flag with several values in one text, such as 25,50,100
@@ -196,7 +196,7 @@ class SettingsParser(Parser):
                 for dest, value in vars(self.parse_args([f"--{name}={text}"])).items():
                     found[dest] = found.get(dest, []) + value if isinstance(value, list) else value
         if "config" in found:
-            self.error("a file of settings names no other one")
+            self.error("config: not possible within a settings file")
         self.place = ""
         return found
 
@@ -236,4 +236,4 @@ def read_plain(path: Path, flag: str) -> object:
     except OSError as error:
         raise UserError(f"{flag} {path} cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {path} is no {kind} ({error})") from None
+        raise UserError(f"{flag} {path} is not {kind} ({error})") from None

@@ -34,7 +34,7 @@ def missing_package_hook(kind: type[BaseException], error: BaseException, trace:
         sys.__excepthook__(kind, error, trace)
         return
     environment = ROOT / ".venv"
-    command = "pip install -r requirements.txt"
+    command = f"pip install -r {script_path('requirements.txt')}"
     if environment.is_dir() and Path(sys.prefix) != environment:
         shown = environment.name if Path.cwd() == ROOT else str(environment)
         command = f"{shown}\\Scripts\\activate" if os.name == "nt" else f". {shown}/bin/activate"
@@ -42,7 +42,7 @@ def missing_package_hook(kind: type[BaseException], error: BaseException, trace:
 
 
 def script_path(script: str) -> str:
-    """A script of the repository, as typed in the current folder."""
+    """A file of the repository, as typed in the current folder."""
     return script if Path.cwd() == ROOT else str(ROOT / script)
 
 

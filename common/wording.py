@@ -48,9 +48,9 @@ def compiler_error_line(error: Exception) -> str:
 
 def loader_error_reason(error: Exception) -> str:
     """Returns why a loader of transformers failed; part of a line."""
-    # transformers' message advises to run that code.
+    # transformers advises to run the Python code in the folder.
     if "trust_remote_code" in str(error):
-        return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
+        return "it needs Python code from its folder, which is never run here; use a kind that transformers has itself"
     return f"{type(error).__name__}: {one_line(error)[:160]}"
 
 

@@ -98,13 +98,12 @@ class Corpus:
         check_library(deduplicate)
         self.source_names = [name_of(source.paths) for source in sources]
         self.paths_of_sources = [source.paths for source in sources]
-        whole = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
-        stores = whole
-        # A single text, such as one .txt: its last part is held out.
-        if len(whole) == 1 and len(whole[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
-            stores = [with_last_part(whole[0], encoder, val_fraction)]
+        stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
         self.stores = stores
-        self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        # A single text, such as one .txt: its last part is held out.
+        if len(stores) == 1 and len(stores[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
+            self.stores = [with_last_part(stores[0], encoder, val_fraction)]
+        self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else self.stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
@@ -117,7 +116,7 @@ class Corpus:
         self.documents = all_documents(self.store)
         if deduplicate != OFF:
             is_copy, self.fingerprint, lines = copies_among(
-                whole, self.paths_of_sources, encoder, deduplicate, **store_options
+                stores, self.paths_of_sources, encoder, deduplicate, **store_options
             )
             self.notices += lines
             # A single document is no copy, and may be split in two by now (with_last_part).
@@ -130,6 +129,7 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
+            self.notices += val_store.bad_lines.report()
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
@@ -143,11 +143,11 @@ class Corpus:
         # A share changes over the run, so another length would give another order of rows.
         self.shares_change = False
         if sources[0].shares is not None:
-            bounds = np.cumsum([0, *map(len, stores)]).tolist()
+            bounds = np.cumsum([0, *map(len, self.stores)]).tolist()
             self.mixture = Mixture(
                 self.store, sources, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
-            self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.changes
+            self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.shares_change
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
@@ -163,7 +163,8 @@ class Corpus:
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are trained too. Errors: DataError if all of them are."""
-        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
+        shared = int(np.isin(val_store.doc_hash, self.store.doc_hash[self.documents]).sum())
+        total = len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
                 f"{what}: all of it ({counted(total, 'document')}) is in the training data too, so its loss would tell nothing "
@@ -186,8 +187,8 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
-    def _epoch_plan(self, documents: Ints, epoch: int, trained: Ints | None = None) -> RowPlan:
-        """The rows of some documents. epoch: seeds the random numbers, together with the seed. trained: see EpochPlan."""
+    def _epoch_plan(self, documents: Ints, epoch: int, trained_pairs: Ints | None = None) -> RowPlan:
+        """The rows of some documents. epoch: seeds the random numbers, with the seed. trained_pairs: see EpochPlan."""
         return EpochPlan(
             self.store.offsets,
             self.max_seq_len,
@@ -196,7 +197,7 @@ class Corpus:
             pack=self.pack,
             long_documents=self.long_documents,
             documents=documents,
-            trained=trained,
+            trained_pairs=trained_pairs,
         )
 
     def plan(self, epoch: int) -> RowPlan:
@@ -262,22 +263,21 @@ class Corpus:
             return []
         of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        mixture = self.mixture
-        rows = zip(self.source_names, self.sources_of_epoch(epoch), mixture.shares, mixture.curves, strict=True)
-        for path, given, asked, curve in rows:
+        requested = zip(self.mixture.shares, self.mixture.curves, strict=True)
+        for name, got, (share, curve) in zip(self.source_names, self.sources_of_epoch(epoch), requested, strict=True):
             course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{path}: {given['share']:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
-                f"{counted(given['tokens'], 'token')}, {given['passes']:.2f} passes"
+                f"{name}: {got['share']:.2%} of the trained tokens{of_run} (requested {share:.2%}{course}), "
+                f"{counted(got['tokens'], 'token')}, {got['passes']:.2f} passes"
             )
-            if abs(given["share"] - asked) > SHARE_TOLERANCE:
+            if abs(got["share"] - share) > SHARE_TOLERANCE:
                 lines.append(
-                    f"warning: {path} does not get its share: an epoch takes whole documents, and the sources have too little "
+                    f"warning: {name} does not get its share: an epoch takes whole documents, and the sources have too little "
                     "text, or too long documents; give the smallest source a smaller share"
                 )
         return lines
 
-    def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
+    def tokens_of_sources(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, trained so far at row `row` of `epoch`."""
         if self.mixture is None:
             return []
@@ -334,7 +334,8 @@ def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[I
 def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: float) -> TokenStore:
     """A store of a single text, such as one long .txt file, as two documents; `split_by_hash` holds out the second.
 
-    The second has about the last `val_fraction` of the tokens, and starts after a line end if there is one.
+    The second has about the last `val_fraction` of the tokens, and starts after a line end if there is one. A worker
+    process maps the single document again: it reads only the tokens, by the recipes' positions.
     """
     store = copy.copy(store)
     n_tokens = len(store.tokens)

@@ -155,7 +155,7 @@ def _definitions(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.If | ast.Try):
             yield from _definitions(node.body, prefix)
-        # Users are meant to know special methods such as __len__.
+        # Private names are left out, but not special methods such as __len__.
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or re.match(
             r"_(?!_.*__$)", node.name
         ):
@@ -198,7 +198,7 @@ def _clean(text: str) -> str:
 
 
 def _conversations() -> Iterator[Record]:
-    """In a fixed order, with the questions on one name together."""
+    """The conversations in a fixed order, with the questions on one name together."""
     for name, answer in answers().items():
         for phrasing in PHRASINGS:
             turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]
@@ -217,7 +217,7 @@ def answers() -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """On one line; the first paragraph if the text has no full stop."""
+    """The first sentence of a text, on one line; its first paragraph if that has no full stop."""
     paragraph = re.split(r"\n\s*\n", text.strip())[0]
     line = " ".join(paragraph.split())
     found = SENTENCE.match(line)

@@ -86,7 +86,7 @@ class Assembler:
         # Vectorised: no loop over the pieces (the test has one). The pairs of all pieces are numbered consecutively
         # from 0. For each pair two index arrays give its source in `tokens` and its place in the flat batch. Within a
         # piece both rise by one, so each is the running number plus an offset of the piece.
-        per_row, begin, pairs, T, padded = recipe
+        per_row, begin, pairs, T, is_padded = recipe
         tokens = self.store.tokens
         R = max(self.n_rows, len(per_row))
         # Positions that no piece overwrites below stay padding.
@@ -115,7 +115,7 @@ class Assembler:
         number_in_row = np.arange(n_pieces) - first_piece[row]
         documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
         positions.reshape(-1)[to] = pair - np.repeat(pairs_before, pairs)
-        if padded:
+        if is_padded:
             # The last token of a document, never the input of a pair, follows its pairs.
             short = pairs < T
             inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
@@ -264,7 +264,7 @@ class Loader:
 
     def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (update number, its batches) from `schedule.start_row` on; None in place of an empty batch.
-        recipe: of a plan.
+        recipe: the method of a plan.
 
         An update starts once all of its batches are ready, so that LoaderError comes between two updates and never leaves
         one half done. With several ranks `failure` is set some updates earlier, so that all of them can stop together.

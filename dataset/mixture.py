@@ -25,15 +25,14 @@ import numpy as np
 
 from common.errors import DataError
 from dataset.packing import PiecesOfRows, RowPlan, permutation
-from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
+from dataset.shares import MAX_REPEATS, Curve, Point, Source, name_of
 from dataset.store.format import Documents, Ints
 
 # Separates the random numbers of the mixture from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
-# Cached plans of passes per source: while batches are prefetched from the next pass, this one may still be asked for
-# the totals of an update.
+# Cached plans per source: batches are prefetched from the next pass while the current one gives totals of updates.
 KEPT_PLANS = 2
-# share of a run past its end for which rows are laid out at first
+# fraction of a run, past its end, for which rows are laid out at first
 MARGIN = 0.02
 # rounds of correcting a run's speed by its rows: exact to about a row
 CORRECTIONS = 4
@@ -43,10 +42,10 @@ MakePlan = Callable[[Ints, int], RowPlan]
 
 
 class SourceRows:
-    """All rows of one source, pass after pass. make_plan(n) is the plan of pass n; None: there is no such pass."""
+    """All rows of one source, pass after pass. plan_of_pass(n): the plan of pass n, None after the last one."""
 
-    def __init__(self, make_plan: Callable[[int], RowPlan | None]) -> None:
-        self.plan = lru_cache(KEPT_PLANS)(make_plan)
+    def __init__(self, plan_of_pass: Callable[[int], RowPlan | None]) -> None:
+        self.plan = lru_cache(KEPT_PLANS)(plan_of_pass)
         first = self.plan(0)
         assert first is not None
         self.T = first.T
@@ -55,7 +54,7 @@ class SourceRows:
         # mean targets of a row
         self.mean = targets / max(first.n_rows, 1)
         # In conversations only answers are trained, so a row holds more tokens than targets.
-        self.pairs_of_target = first.n_pairs / max(targets, 1)
+        self.pairs_per_target = first.n_pairs / max(targets, 1)
         # per row of the laid-out passes: its targets, and the source's targets up to its middle, float64
         self.targets: Ints = np.empty(0, np.uint8)
         self.middles = np.empty(0)
@@ -98,7 +97,7 @@ class MixedPlan(RowPlan):
         for i, source in enumerate(sources):
             own = source_of == i
             self.targets[own] = source.targets[number[own]]
-            pairs += source.pairs_of_target * int(self.targets[own].sum(dtype=np.int64))
+            pairs += source.pairs_per_target * int(self.targets[own].sum(dtype=np.int64))
         self.n_pairs = round(pairs)
         self.fill = pairs / max(self.n_rows * self.T, 1)
 
@@ -165,7 +164,7 @@ class Mixture:
         self.seed = seed
         self.epochs = 0 if n_rows else epochs
         self.n_rows = n_rows
-        self.targets_of = targets
+        self.document_targets = targets
         total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
         # the shares, normalised to sum to 1
         self.curves = [Curve([Point(at, share / total) for at, share in source.shares or ()]) for source in sources]
@@ -178,9 +177,9 @@ class Mixture:
                 raise DataError(
                     f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
                 )
-        self.changes = any(source.changes for source in sources)
+        self.shares_change = any(source.shares_change for source in sources)
         # True: the whole run is one plan; False: each epoch is one.
-        self.is_one_plan = self.changes or any(source.repeat != 1 for source in sources)
+        self.is_one_plan = self.shares_change or any(source.repeat != 1 for source in sources)
         if not self.is_one_plan:
             return
         if n_rows:
@@ -193,10 +192,10 @@ class Mixture:
             self.rows = [SourceRows(self._passes(i, quota)) for i, quota in enumerate(quotas)]
             wanted = [float(quota) for quota in quotas]
         for source, full, tokens in zip(sources, self.pass_targets, wanted, strict=True):
-            if tokens / full > MOST_REPEATS:
+            if tokens / full > MAX_REPEATS:
                 raise DataError(
-                    f"--data_path: the run passes over {name_of(source.paths)} about {tokens / full:,.0f} times, and where shares "
-                    f"change over the run at most {MOST_REPEATS:,} passes are planned: train less, or name more text"
+                    f"--data_path: the run takes about {tokens / full:,.0f} passes over {name_of(source.paths)}, and at most "
+                    f"{MAX_REPEATS:,} are planned: train less, or name more text"
                 )
         if n_rows:
             self.speed = self._speed()
@@ -205,7 +204,7 @@ class Mixture:
 
     def _total_targets(self, documents: Ints) -> int:
         """Total targets of these documents."""
-        return int(self.targets_of[documents].sum(dtype=np.int64))
+        return int(self.document_targets[documents].sum(dtype=np.int64))
 
     def _quotas(self, passes: Sequence[float]) -> list[int]:
         """Targets of each source in the largest plan with the shares. passes: upper bound per source."""
@@ -236,7 +235,7 @@ class Mixture:
         # The circle is the same in every epoch, so its random numbers depend on the seed and the source alone.
         bits = np.random.PCG64([self.seed, MIXTURE_STREAM, i])
         order = self.documents[i][permutation(bits, len(self.documents[i]))]
-        targets = self.targets_of[order]
+        targets = self.document_targets[order]
         # Rotated so that the arc starts at 0. numpy's remainder of a negative number is positive, as Python's.
         firsts = np.cumsum(targets, dtype=np.int64) - targets - begin
         return np.sort(order[firsts % self.pass_targets[i] < length])
@@ -304,8 +303,8 @@ class Mixture:
             passes = targets / full
             if passes > source.repeat:
                 excesses.append(
-                    f"{name_of(source.paths)} is passed over {passes:,.2f} times where {source.repeat:g} may be "
-                    f"(x{math.ceil(passes)})"
+                    f"{name_of(source.paths)} needs {passes:,.2f} passes and is allowed {source.repeat:g} "
+                    f"(x{math.ceil(passes)} is enough)"
                 )
         return "; ".join(excesses)
 

@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
     begin: Ints  # [P] first token of each piece in the store
     pairs: Ints  # [P]
     T: int
-    padded: bool
+    is_padded: bool
 
 
 def chunks(n: int) -> Iterator[tuple[int, int]]:
@@ -89,27 +89,27 @@ class Run(NamedTuple):
     each: int
 
 
-# (first row, number of rows)
-Rows = tuple[int, int]
+# consecutive rows: (first row, number of rows)
+Span = tuple[int, int]
 
 
-def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
+def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
     """Best-fit decreasing: counts [T+1], pieces of each length -> (runs, room, number of rows).
 
-    `runs` take the pieces in order of decreasing length; room[r] lists the rows that end with r free positions.
+    `runs` take the pieces in order of decreasing length; room[r]: spans of rows that end with r free positions.
 
     The rule, as in https://arxiv.org/abs/2404.10830: from the longest piece to the shortest, put each into the fullest
     row that has room for it, or else into a new row. Piece by piece, that takes a search for each. But only the length
     of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
-    room are kept together as *runs* of consecutive row numbers. The time depends on the number of distinct lengths,
-    some hundreds, not of documents, some millions. The tests compare with the rule done piece by piece.
+    room are kept together as spans. The time depends on the number of distinct lengths, some hundreds, not of
+    documents, some millions. The tests compare with the rule done piece by piece.
     """
     runs: list[Run] = []
-    room: list[list[Rows]] = [[] for _ in range(T + 1)]
+    room: list[list[Span]] = [[] for _ in range(T + 1)]
     # occupied[r]: there may be rows with r free positions
     occupied = np.zeros(T + 1, dtype=bool)
     n_rows = 0
-    # Lengths of no piece are left out: each would cost a search of all T.
+    # Only lengths that occur: each costs a search of all T.
     for length in (np.flatnonzero(counts[1:]) + 1)[::-1].tolist():
         count = int(counts[length])
         # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the
@@ -156,8 +156,8 @@ PiecesOfRows = tuple[Ints, Ints, Ints, Ints]
 class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
-    n_rows: number of rows. T: positions of a row. pack: documents share rows. fill: fraction of positions that hold a
-    token. n_pairs: these positions, each with a target, trained or not. targets: int [R], trained targets of each row.
+    n_rows: number of rows. T: positions of a row. pack: documents share rows. n_pairs: positions that hold a token, each
+    with a target, trained or not. fill: their fraction of all positions. targets: int [R], trained targets of each row.
     offsets: of the documents' store.
     """
 
@@ -216,7 +216,7 @@ class EpochPlan(RowPlan):
     into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document per row in the layout of
     PretrainDataset, T = max_seq_len - 1, truncated.
     shuffle=False: pieces and rows in a fixed order (evaluation).
-    trained: int [documents of the store], trained pairs of each document, default all; only without splitting.
+    trained_pairs: int [documents of the store], of each document, default all; only without splitting.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
     Takes about 16 bytes per document, 24 while it is built, which takes seconds for 10 million documents.
@@ -232,13 +232,13 @@ class EpochPlan(RowPlan):
         long_documents: str = "split",
         documents: Ints | None = None,
         shuffle: bool = True,
-        trained: Ints | None = None,
+        trained_pairs: Ints | None = None,
     ) -> None:
         assert long_documents in ("split", "truncate")
         assert max_seq_len >= 2, "room for an input and a target"
-        self.split = pack and long_documents == "split"
+        self.is_split = pack and long_documents == "split"
         # Maximum pairs of a piece: a document truncated at max_seq_len tokens has one pair less than tokens.
-        self.limit = max_seq_len if self.split else max_seq_len - 1
+        self.limit = max_seq_len if self.is_split else max_seq_len - 1
         self.offsets = offsets
         self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
@@ -261,7 +261,7 @@ class EpochPlan(RowPlan):
                 pairs = self.offsets[chosen + 1] - self.offsets[chosen] - 1
             # -1 for an empty document
             pairs = np.maximum(pairs, 0)
-            if self.split:
+            if self.is_split:
                 pieces = -(-pairs // self.limit)
             else:
                 pieces = (pairs > 0).astype(np.int64)
@@ -288,11 +288,11 @@ class EpochPlan(RowPlan):
             self.targets = self._lengths[self._order]
         self.n_pairs = self.row_targets(0, self.n_rows)
         self.fill = self.n_pairs / max(self.n_rows * self.T, 1)
-        if trained is not None:
-            assert not self.split, "the trained pairs of a single piece are unknown"
+        if trained_pairs is not None:
+            assert not self.is_split, "the trained pairs of a single piece are unknown"
             for lo, hi in chunks(self.n_rows):
                 count, document, _, _ = self.pieces(range(lo, hi))
-                sums = np.add.reduceat(trained[document], np.cumsum(count) - count, dtype=np.int64)
+                sums = np.add.reduceat(trained_pairs[document], np.cumsum(count) - count, dtype=np.int64)
                 self.targets[lo:hi] = sums
 
     def _pack_rows(self, counts: Ints, bits: np.random.PCG64 | None) -> None:

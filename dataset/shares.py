@@ -26,7 +26,7 @@ from common.settings import read_plain
 # Upper bound: no sum or product overflows.
 LARGEST_SHARE = 1e9
 # maximum passes over a source: laying out each takes a millisecond or more at the start
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
 # Relative tolerance of the sum of shares between moments: shares are written in a few digits, as thirds in 0.333.
 SUM_ERROR = 1e-6
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -58,7 +58,7 @@ class Source:
     repeat: float = 1.0
 
     @property
-    def changes(self) -> bool:
+    def shares_change(self) -> bool:
         """True if the share is not constant over the run."""
         return self.shares is not None and len({point.share for point in self.shares}) > 1
 
@@ -85,9 +85,9 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
         )
     # A jump at the very end has no area either.
     if not points or not Curve(points).area(1.0):
-        raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")
-    if not 1 <= repeat <= MOST_REPEATS:
-        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,} times, not {repeat:g}")
+        raise DataError(f"{where}: the share is 0 from start to end: leave the source out")
+    if not 1 <= repeat <= MAX_REPEATS:
+        raise DataError(f"{where}: repeat is {repeat:g}; 1 to {MAX_REPEATS:,} passes are possible")
     return Source(paths, tuple(points), repeat)
 
 
@@ -113,7 +113,7 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
     Constant shares may be in any scale. If the sum changed, shares that are linear in the numbers would not be linear
     in what is trained, and most often it is a typo.
     """
-    if not any(source.changes for source in sources):
+    if not any(source.shares_change for source in sources):
         return
     # [points, 2] of each source: progress and share
     curves = [np.array(source.shares) for source in sources]
@@ -124,8 +124,8 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
             total = sum(np.interp(beside, curve[:, 0], curve[:, 1]) for curve in curves)
             if abs(total - first) > SUM_ERROR * max(first, total):
                 raise DataError(
-                    f"{where}: the shares sum to {first:g} at the beginning and to {total:g} at {progress:g} of the run; where a "
-                    "share changes, they must have the same sum all the time"
+                    f"{where}: the shares sum to {first:g} at the start and to {total:g} at {progress:g} of the run; shares that "
+                    "change must have the same sum all the time"
                 )
 
 

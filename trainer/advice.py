@@ -27,9 +27,9 @@ EXCESS_BEFORE_DECAY = 0.06
 MIN_TOKENS_FOR_FORECAST = 3e5
 
 OUT_OF_MEMORY_ADVICE = (
-    "try a smaller --batch_size with as many times more --accumulation_steps, which leaves the updates as they are (with "
-    "--rows_per_update the smaller --batch_size alone; flags that count micro-batches grow as much), --gradient_checkpointing 1, or "
-    "a smaller --max_seq_len or model"
+    "try half of --batch_size and twice --accumulation_steps, which leaves the updates as they are (with --rows_per_update "
+    "only --batch_size; double flags that count micro-batches too), --gradient_checkpointing 1, or a smaller --max_seq_len "
+    "or model"
 )
 
 
@@ -115,9 +115,8 @@ def pretraining_notices(
     good = laws.batch_tokens(tokens)
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(
-            f"note: runs of {tokens:,.0f} tokens learn most with updates of about {good:,.0f}, and these have "
-            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
-            "have"
+            f"note: runs of {tokens:,.0f} tokens learn most with updates of about {good:,.0f} tokens; yours have "
+            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for a time"
         )
     # A custom optimiser has no law.
     suitable: dict[str, float] = {}

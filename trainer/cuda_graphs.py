@@ -43,8 +43,8 @@ def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, reco
 class UpdateGraphs:
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
-    accumulate(batch, totals): forward and backward pass. end_update(rates, requests): called after the last one; rates are one
-    0-d tensor for each of groups, those of the optimisers, which become capturable. n_requests: length of requests.
+    accumulate(batch, totals): forward and backward pass. end_update(rates, requests): called after the last micro-batch, with
+    a 0-d rate for each of groups. groups: of the optimisers; they become capturable. n_requests: length of requests.
     is_on: False: never record. state: returns all tensors that the two functions change.
     """
 
@@ -72,10 +72,10 @@ class UpdateGraphs:
         rates = self.numbers[: len(groups)].unbind()
         requests = self.numbers[len(groups) :]
         self.end_update = lambda: end_update(rates, requests)
-        # The first update runs without graphs: it compiles, and creates the optimiser's moments.
+        # Updates done. The first one runs without graphs: it compiles, and creates the optimiser's moments.
         self.updates = 0
-        # True: no micro-batch of the current update is computed
-        self.at_start = True
+        # True: the next micro-batch is the first of its update
+        self.is_at_start = True
         # inputs of the micro-batch graph
         self.batch: Parts = None
         self.totals: Parts = None
@@ -84,15 +84,15 @@ class UpdateGraphs:
 
     def compute(self, batch: Parts, totals: Parts) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
-        # Their numbers become 0-d float32 tensors on the device, by one copy.
+        # The numbers among batch and totals become 0-d float32 tensors on the device, by one copy.
         parts = [*batch, *totals]
         numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
         on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
         parts = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
         batch, totals = type(batch)(*parts[: len(batch)]), type(totals)(*parts[len(batch) :])
-        if self.is_on and self.updates and self.at_start and self.replay_micro_batch is None:
+        if self.is_on and self.updates and self.is_at_start and self.replay_micro_batch is None:
             self._record(batch, totals)
-        self.at_start = False
+        self.is_at_start = False
         shapes = [part.shape for part in batch]
         if self.replay_micro_batch is None or shapes != [part.shape for part in self.batch]:
             self.accumulate(batch, totals)
@@ -108,7 +108,7 @@ class UpdateGraphs:
         else:
             self.end_update()
         self.updates += 1
-        self.at_start = True
+        self.is_at_start = True
 
     def _record(self, batch: Parts, totals: Parts) -> None:
         """Record both graphs, and compare an update by them with one without, from the same state; it is restored."""

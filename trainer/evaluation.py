@@ -30,12 +30,12 @@ from trainer.machine.ranks import on_main
 @torch.no_grad()
 def gather_batch_rows(
     engine: Engine,
-    places: Sequence[Any],
+    rows_of_batch: Sequence[Any],
     compute: Callable[[int], Any],
     shape: tuple[int, int],
     signals: StopSignals,
 ) -> tuple[torch.Tensor, int]:
-    """Returns (float64 table of `shape`, whose rows places[i] are compute(i); number of a stop signal, or 0).
+    """Returns (float64 table of `shape`, whose rows rows_of_batch[i] are compute(i); number of a stop signal, or 0).
 
     Rank i mod world size computes batch i into separate rows; the sum over the ranks adds zeros to them, so the table is the
     same on every rank and world size. If the model is sharded, all ranks compute together: one without a batch left repeats
@@ -45,9 +45,9 @@ def gather_batch_rows(
     # after the rows: the signal of each rank
     table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
     with evaluation_mode(engine):
-        for first in range(0, len(places), ranks.world_size):
+        for first in range(0, len(rows_of_batch), ranks.world_size):
             i = first + ranks.rank
-            has_batch = i < len(places)
+            has_batch = i < len(rows_of_batch)
             signum = signals.signum
             if engine.is_sharded:
                 # Ranks that compute together stop together.
@@ -59,9 +59,9 @@ def gather_batch_rows(
                 break
             if not has_batch and not engine.is_sharded:
                 break
-            rows = compute(i if has_batch else len(places) - 1)
+            values = compute(i if has_batch else len(rows_of_batch) - 1)
             if has_batch:
-                table[places[i]] = torch.as_tensor(rows, dtype=torch.float64, device="cpu")
+                table[rows_of_batch[i]] = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     if ranks.world_size > 1:
         table = table.to(engine.device)
         dist.all_reduce(table)

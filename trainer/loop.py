@@ -263,7 +263,8 @@ class Trainer:
             # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
             # may take longer than the timer's interval, and training would wait for it.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
-            timer_is_due = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
+            is_free = self.ranks.is_main and not self.saver.checkpoints.is_writing()
+            timer_is_due = is_free and self.save_timer.take_request()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
             stop_request = self.after_update(epoch, update, rate)
             if stop_request:

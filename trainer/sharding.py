@@ -41,7 +41,7 @@ def is_sharded(value: object) -> "TypeIs[DTensor]":
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, as a plain one that shares its memory; a tensor that is not sharded itself."""
+    """This rank's part of a sharded tensor, as a plain tensor of the same memory; any other tensor unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -58,8 +58,8 @@ def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
 
 
 def sharded_as(like: torch.Tensor, value: Any) -> Any:
-    """Shard a tensor that each rank has whole like another of its shape, without communication. Other values, such as a count, are
-    returned as they are."""
+    """Shard a whole tensor, which each rank has, as `like` is sharded; no communication. Other values, such as a count,
+    do not change."""
     if not (is_sharded(like) and isinstance(value, torch.Tensor) and value.shape == like.shape):
         return value
     # The import takes a second, and most runs do without.
@@ -78,7 +78,7 @@ def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, A
 
 
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Shard the state dict of an optimiser, of whole tensors as above, like its parameters."""
+    """Shard the state dict of an optimiser, which has whole tensors, like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded: dict[int, dict[str, Any]] = {}
     for number, moments in state["state"].items():
@@ -119,7 +119,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     # whole weights, while the model still has them
     weights = model.state_dict() if ranks.is_main else {}
 
-    # Units, each gathered at once: every layer, and what is in none.
+    # Units, each gathered as one: every layer, and the model for the parameters outside the layers.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -143,8 +143,8 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
 def clear_caches() -> None:
     """Call after the last use of a sharded model, before the process group is destroyed.
 
-    torch caches how it has computed with sharded tensors, and with that the group. A process that ends while something
-    refers to a destroyed group may abort, once in some launches.
+    torch caches how it has computed with sharded tensors, and the caches refer to the group. A process that ends while
+    something refers to a destroyed group sometimes aborts.
     """
     from torch.distributed.tensor import _redistribute, debug
 

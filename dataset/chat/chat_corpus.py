@@ -50,7 +50,7 @@ class ChatCorpus(Corpus):
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
 
-    def _epoch_plan(self, documents: Ints, epoch: int, trained: Ints | None = None) -> RowPlan:
+    def _epoch_plan(self, documents: Ints, epoch: int, trained_pairs: Ints | None = None) -> RowPlan:
         """As in the base class, without conversations that have no trained target."""
         return super()._epoch_plan(documents[self._targets[documents] > 0], epoch, self._targets)
 

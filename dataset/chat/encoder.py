@@ -147,20 +147,20 @@ class ChatEncoder(DocumentEncoder):
                 self.special[str(token)] = token_id
         if tokenizer.chat_template not in OUR_TEMPLATES or not {BOS, EOS} <= self.special.keys():
             raise ValueError(
-                f"{tokenizer.name_or_path}: conversations take a tokenizer with the special tokens {BOS} and {EOS}; if it has them, copy "
-                "the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
+                f"{tokenizer.name_or_path}: conversations need a tokenizer with the special tokens {BOS} and {EOS}; if it has them, copy "
+                "the chat_template of model/tokenizer_config.json into its own tokenizer_config.json"
             )
         # Longest first: of two with the same start, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         self._cut_at = re.compile(f"({spellings})")
-        # First character of each, also where two overlap.
+        # first character of each spelling, also where two overlap
         self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
         self.answers = Answers(
             start=self.special[BOS],
             end=self.special[EOS],
             header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS))),
         )
-        # 2: answers that are not trained are marked.
+        # version 2: answers that are not trained are marked
         self.fingerprint = hashlib.sha256(f"chat 2 {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:

@@ -66,14 +66,15 @@ class Copies(NamedTuple):
     is_exact: np.ndarray
 
 
-def library() -> ModuleType:
-    """The library that makes signatures. Errors: DataError, if it is not installed."""
+def rensa_library() -> ModuleType:
+    """rensa, which makes MinHash signatures. Errors: DataError if it is not installed."""
     return optional_package("rensa", "to find near duplicates")
 
 
 def near_copies_version() -> list[object]:
     """Everything except the texts that decides which documents are near copies: part of cache keys."""
-    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
+    version = rensa_library().RMinHash.ALGORITHM_VERSION
+    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, version]
 
 
 def exact_copies(doc_hash: Ints) -> Copies:
@@ -90,7 +91,7 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
     scratch: folder for the signatures, of 480 bytes per document; None: the system's.
     Errors: DataError, if the library is not installed; OSError.
     """
-    rensa = library()
+    rensa = rensa_library()
     n = len(exact.of)
     if not n:
         return exact

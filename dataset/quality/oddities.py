@@ -18,11 +18,13 @@ LINES = 8
 REPEATED_SHARE = 0.5
 # Text that zlib compresses below this share of its size is repetitive; prose comes to 0.3 to 0.6.
 COMPRESSED_SHARE = 0.1
-COMPRESSED_BYTES = 1 << 16
+# maximum characters to compress, and minimum bytes
+COMPRESSED_CHARACTERS = 1 << 16
 COMPRESSED_FROM = 1000
-# minimum share of the characters that are not white space
+# minimum share of letters among visible characters, from so many of these on
 LETTERS_SHARE = 0.3
 LETTERS_FROM = 50
+# A document that fills so many rows is very long.
 LONG_ROWS = 64
 
 CONTROL_CHARACTERS = "control characters"
@@ -63,7 +65,7 @@ class OddityFinder:
         lines = [line for line in body.split("\n") if line.strip()]
         line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
         # The start of a text may also repeat itself without line breaks.
-        beginning = body[:COMPRESSED_BYTES]
+        beginning = body[:COMPRESSED_CHARACTERS]
         raw = beginning.encode("utf-8", "surrogatepass")
         if count and count >= REPEATED_SHARE * len(lines):
             yield REPEATED_LINE, body.index(line)

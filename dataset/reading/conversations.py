@@ -40,8 +40,8 @@ def text_of_conversation(record: Record) -> str:
     present = [record[name] for name in FIELDS if record.get(name)]
     if not present or not isinstance(present[0], list):
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        wanted = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
-        reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); wanted: {wanted}"
+        form = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+        reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); expected: {form}"
         raise BadLine("no conversation", reason)
     if present[0] != present[-1]:
         raise BadLine(
@@ -56,7 +56,7 @@ def text_of_conversation(record: Record) -> str:
     if not any(message["role"] == "assistant" and is_trained(message) for message in conversation["messages"]):
         raise BadLine(
             "no answer",
-            "no message of the assistant that says something and has not the weight 0: there is nothing to learn",
+            "no assistant message with content and a weight other than 0: there is nothing to learn",
         )
     if tools:
         conversation["tools"] = tools
@@ -85,11 +85,7 @@ def checked_message(message: Any, number: int) -> Record:
     """A message with only the fields that the template reads."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        hint = (
-            " (from and value are to be named role and content)"
-            if isinstance(message, dict) and "from" in message
-            else ""
-        )
+        hint = " (rename from and value to role and content)" if isinstance(message, dict) and "from" in message else ""
         wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null beside calls

@@ -28,7 +28,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
     lines = LineReader(stream, faults.MAX_CSV_ROW_BYTES)
     # A field has no more characters than bytes: the bound on a row is reached first.
     csv.field_size_limit(faults.MAX_CSV_ROW_BYTES)
-    # columns
+    # column names
     names: list[str] = []
     row_bytes = 0
     ended = False
@@ -68,7 +68,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
             reader = None
             yield first_line, fault
         elif not row or (len(row) == 1 != len(names) and row[0].isspace()):
-            # A blank line is an empty row.
+            # A blank line is an empty row, or a single field of white space.
             continue
         elif not names:
             names = row

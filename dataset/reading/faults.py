@@ -23,7 +23,7 @@ MAX_JSON_VALUES = 4_000_000
 # Rendering and cutting a conversation takes 27 times its bytes.
 MAX_CONVERSATION_BYTES = 16 << 20
 
-# faults kept of each kind
+# faults of each kind whose places are kept
 PLACES = 3
 
 
@@ -36,13 +36,13 @@ class BadLine(Exception):
 Found = tuple[int, bytes | BadLine]
 
 
-def too_long(what: str, most: int | None = None) -> BadLine:
-    """The fault of a line, row or file of more than `most` bytes (default: of a document)."""
-    megabytes = (MAX_DOCUMENT_BYTES if most is None else most) >> 20
+def too_long(what: str, max_bytes: int | None = None) -> BadLine:
+    """The fault of a line, row or file of more than `max_bytes` (default: MAX_DOCUMENT_BYTES)."""
+    megabytes = (MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes) >> 20
     return BadLine("too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents")
 
 
-# {first bytes of a text: its encoding}; without a mark, ASCII shows it
+# {pattern of a text's first bytes: its encoding}: a byte-order mark, or the zeros beside ASCII characters
 WIDE_ENCODINGS = {
     rb"\xff\xfe\0\0|\0\0\xfe\xff": "utf-32",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -83,9 +83,9 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
     advice = "--text_field names another one"
     if "\0" in shown:
-        shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
+        shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif len(names) == 1 and ";" in shown:
-        advice = "they are to be separated by commas, in a .tsv by tabs"
+        advice = "separate columns by commas, in a .tsv by tabs"
     what = "no column" if text_field not in names else "more than one column"
     raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
@@ -93,7 +93,7 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
 def refuse_other_content(beginning: bytes, path: Path) -> None:
     """Errors: DataError for text in UTF-16 or UTF-32 and for a pointer of git LFS. beginning: the first decompressed bytes."""
     if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise DataError(f"{path}: a pointer of git LFS and not the file itself, which `git lfs pull` fetches")
+        raise DataError(f"{path}: a pointer of git LFS, not the file itself; fetch it with `git lfs pull`")
     for mark, encoding in WIDE_ENCODINGS.items():
         if re.match(mark, beginning):
             name = encoding.upper()

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
-from common.files import file_lock, rename, user_cache
+from common.files import file_digest, file_lock, rename, user_cache
 from common.wording import announce, one_line
 from dataset.reading.streams import COMPRESSIONS
 
@@ -37,8 +37,8 @@ TEXT_SUFFIXES = (
     ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh", ".cs", ".go", ".rs", ".swift",
     ".java", ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".hs", ".ml",
 )  # fmt: skip
-# Formats with internal compression
-UNCOMPRESSED = (".parquet", ".arrow")
+# Formats that compress inside; `.parquet.gz` and the like are not read.
+COMPRESSED_INSIDE = (".parquet", ".arrow")
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # the package that fsspec needs for each scheme
@@ -56,7 +56,7 @@ READABLE = (
     "of train_pretrain.py, or named .txt), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
 )
 TEXT_SUFFIXES_HELP = (
-    "files that are read as plain text, beside .txt: suffixes such as .py .md, read in every folder (default: those of "
+    "suffixes of files to read as plain text in every folder, besides .txt, such as .py .md (default: those of "
     "common programming and markup languages, in folders without .jsonl, .parquet and .arrow files)"
 )
 
@@ -74,7 +74,7 @@ class FileKind:
 
 
 def kind_of(path: Path) -> FileKind:
-    """The kind of a file by its name. An unknown suffix means plain text: the user named it as such."""
+    """The kind of a file by its name. Any other suffix is plain text: only --text_suffixes lets such a file be read."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
@@ -105,7 +105,7 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache
 
     A folder or glob yields the first of these groups that it has: CORPORA and .txt; text of the default suffixes; TABLES.
     text_suffixes, given by the user, are always read. Files that a run, a token store or a model left in the folder are
-    no data. Remote files are downloaded now, to cache_dir (None: the user's cache folder).
+    skipped. Remote files are downloaded now, to cache_dir (None: the user's cache folder).
     """
     return choose_files(data_path, text_suffixes, cache_dir)[0]
 
@@ -122,36 +122,35 @@ def choose_files(
     # Only folders and patterns need a choice: a named file is read if its kind is known.
     is_file = is_remote or os.path.isfile(path)
     found = [path] if is_file else _files_of(path)
-    asked = (".txt", *(text_suffixes or ()))
+    always_read = (".txt", *(text_suffixes or ()))
     kinds: dict[Path, FileKind] = {}
     for file in found:
         kind = kind_of(file)
-        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + asked and not (
-            kind.compression and kind.suffix in UNCOMPRESSED
+        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not (
+            kind.compression and kind.suffix in COMPRESSED_INSIDE
         ):
             kinds[file] = kind
             if not is_file:
                 _require_file(file)
     if is_file:
         if not kinds:
-            advice = "a folder or a pattern is to be downloaded first; " if is_remote else ""
+            advice = "download a folder or a pattern first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
         return [_fetched(data_path, cache_dir) if is_remote else path], []
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
-    wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
-    if wanted or text_suffixes:
-        wanted += [file for file, kind in kinds.items() if kind.suffix in asked]
+    chosen = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
+    if chosen or text_suffixes:
+        chosen += [file for file, kind in kinds.items() if kind.suffix in always_read]
     else:
-        wanted = [file for file, kind in kinds.items() if kind.is_text]
+        chosen = [file for file, kind in kinds.items() if kind.is_text]
         # A README or a license beside tables does not make it a folder of texts.
-        if all(map(_is_readme_or_license, wanted)):
-            wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
-    if not wanted:
+        if all(map(_is_readme_or_license, chosen)):
+            chosen = [file for file, kind in kinds.items() if kind.suffix in TABLES] or chosen
+    if not chosen:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
-    read = set(wanted)
-    left_out = [file for file in found if file not in read and not _is_readme_or_license(file)]
-    return sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix)
+    left_out = [file for file in set(found).difference(chosen) if not _is_readme_or_license(file)]
+    return sorted(chosen, key=Path.as_posix), sorted(left_out, key=Path.as_posix)
 
 
 def _file_system(scheme: str) -> FileSystem:
@@ -195,7 +194,9 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
                     system.invalidate_cache()
                     if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
                         raise OSError("it was cut off, or changed while it was fetched; start again")
-                    rename(part, copy)
+                    # Equal content keeps its time stamps: another process may be reading the copy.
+                    if not copy.exists() or file_digest(copy) != file_digest(part):
+                        rename(part, copy)
                 finally:
                     part.unlink(missing_ok=True)
         return copy
@@ -203,7 +204,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
         # botocore and aiohttp raise their own classes.
         reason = one_line(error)[:200] or type(error).__name__
         if isinstance(error, FileNotFoundError):
-            reason = "no such file or server; a folder or a pattern is to be downloaded first"
+            reason = "no such file or server; download a folder or a pattern first"
         raise DataError(f"{address}: cannot be read ({reason})") from None
 
 
@@ -215,7 +216,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
 
 def _is_readme_or_license(file: Path) -> bool:
     """True for a file that describes others and is no data itself."""
-    return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
+    return bool(re.match(r"(readme|licen[cs]e|copying|notice)(?![a-z])", file.name, re.IGNORECASE))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -227,11 +228,11 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _require_file(path)
     if not matches:
-        share = ""
+        hint = ""
         if ":" in path.name:
             programs = "train_pretrain.py, train_sft.py and inspect_data.py"
-            share = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
-        reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
+            hint = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
+        reason = f"no such file or folder{hint}, and no file matches it as a pattern; {READABLE}"
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):

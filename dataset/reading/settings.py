@@ -22,7 +22,7 @@ class TextSettings(Settings):
     )
     cache_dir: str | None = setting(
         None,
-        help="folder for tokenised data (default: .token_store beside the data) and for what is fetched from addresses",
+        help="folder for tokenised data and downloads (default: .token_store beside the data; for addresses the user's cache)",
     )
 
 

@@ -133,18 +133,18 @@ class _Members(io.RawIOBase):
 # a bound. The rest of a longer line is skipped piece by piece, and the caller gets None for it: it still counts, so that
 # later line numbers are right.
 class LineReader:
-    """Reads lines from a Stream. number: of the last line read, from 1. most: maximum bytes of a line with its newline."""
+    """Reads lines from a Stream. number: of the last line read, from 1. max_bytes: of a line with its newline."""
 
-    def __init__(self, stream: Stream, most: int) -> None:
+    def __init__(self, stream: Stream, max_bytes: int) -> None:
         self.stream = stream
-        self.most = most
+        self.max_bytes = max_bytes
         self.number = 0
 
     def read_line(self) -> bytes | None:
-        """The next line with its newline, b"" at the end, None for a line of more than `most` bytes, which is skipped."""
-        line = self.stream.readline(self.most + 1)
+        """The next line with its newline, b"" at the end, None for a line of more than `max_bytes`, which is skipped."""
+        line = self.stream.readline(self.max_bytes + 1)
         self.number += bool(line)
-        if len(line) <= self.most:
+        if len(line) <= self.max_bytes:
             return line
         while line and not line.endswith(b"\n"):
             line = self.stream.readline(SKIP_BYTES)

@@ -17,7 +17,7 @@ import numpy as np
 from common.errors import DataError
 from common.files import atomic_file
 from common.wording import announce, counted
-from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, near_copies_version
+from dataset.quality.copies import NONE, Copies, exact_copies, near_copies, near_copies_version, rensa_library
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
@@ -105,7 +105,7 @@ def _near_or_exact(
 def check_library(method: str) -> None:
     """Errors: DataError if near copies need a library that is missing, reported before hours of work."""
     if method == NEAR:
-        library()
+        rensa_library()
 
 
 def stored_texts(

@@ -25,8 +25,7 @@ class EncodedBlock(NamedTuple):
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
     faults: list[Fault]
-    # share of its file, see Block
-    source_bytes: int
+    source_bytes: int  # bytes of the data file, for progress
 
 
 @dataclass
@@ -55,7 +54,7 @@ class BlockEncoder:
                     # The caller raises it: the rest of the block is not needed.
                     break
             elif len(out.tokens) > before:
-                # Otherwise the tokenizer adds no BOS and EOS, and the text gives no token.
+                # A text without tokens, from a tokenizer without BOS and EOS, is no document.
                 raw = self.encoder.body(text).encode()
                 out.lengths.append(len(out.tokens) - before)
                 out.text_bytes.append(len(raw))
@@ -70,7 +69,7 @@ def hash_of_text(raw: bytes) -> int:
 
 def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
     """Yields the encoded blocks in order. num_procs=1: no process is started."""
-    # Otherwise a later fork (of a data loader) would warn about the tokenizer's threads.
+    # If the tokenizer had threads, a later fork (of a data loader) would warn about them.
     with environment("TOKENIZERS_PARALLELISM", "false"):
         if num_procs == 1:
             encode.encoder.use_fast_bpe()
@@ -82,6 +81,6 @@ def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int)
                 yield from workers.results(blocks, ahead=2 * num_procs)
         except WorkerDied as lost:
             raise DataError(
-                f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and begin what a script of your own does with "
+                f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and put the code of a script of your own below "
                 "`if __name__ == '__main__':`"
             ) from None

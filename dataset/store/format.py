@@ -83,7 +83,7 @@ class TokenStore:
 class JoinedTokens:
     """The tokens of several stores as one array, indexed by slices (without a step) and non-negative int arrays.
 
-    They are mapped files of many gigabytes, so they cannot be copied into one array: each index is looked up in its part.
+    The parts are mapped files of many gigabytes, too large to copy into one array: each index is looked up in its part.
     """
 
     def __init__(self, parts: Sequence[Ints]) -> None:
@@ -164,8 +164,7 @@ class DigestCheck:
         if self.damaged is not None:
             raise DataError(
                 f"{self.damaged / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is saved, and the "
-                "next start tokenises the data again; what this run has saved since it started may have learned from damaged "
-                "text"
+                "next start tokenises the data again; weights that this run has saved may have learned from damaged text"
             )
 
     def _look(self) -> None:

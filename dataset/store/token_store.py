@@ -55,7 +55,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 FORMAT = 1
 # longer than the coarsest time stamps of a file system (2 s)
 TIMESTAMP_MARGIN_S = 3.0
-# minimum text that is worth another process
+# minimum bytes of data files for each further process
 BYTES_PER_PROCESS = 16 << 20
 # seconds between progress lines of a build
 PROGRESS_INTERVAL_S = 15
@@ -121,7 +121,7 @@ def open_or_build(
                 if store is None:
                     if temporary.is_dir():
                         announce(
-                            f"{place / name}: an earlier start was interrupted before the store was complete; it begins anew"
+                            f"{place / name}: an earlier tokenisation was interrupted; it starts from the beginning"
                         )
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
@@ -167,7 +167,7 @@ def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[P
     except Timeout:
         # No message from ranks that wait for another rank of their own run.
         if progress:
-            announce(f"waiting for another process that makes a store of {place / source}")
+            announce(f"waiting for another process that builds {place / source}")
         held = lock.acquire()
     with held:
         for left in place.glob(".*.store-under-way"):
@@ -220,7 +220,7 @@ def _tokenise(
         raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
     if not writer.documents:
         bad = writer.bad_lines.total
-        reason = f"all {bad:,} lines are bad" if bad else "the files are empty"
+        reason = f"all {bad:,} lines are bad" if bad else "the files have no text"
         raise DataError(f"{files[0]}: no document in there; {reason}")
     if progress:
         announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")

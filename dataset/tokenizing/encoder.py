@@ -100,7 +100,7 @@ class DocumentEncoder:
     that is longer than LONGEST_WHOLE.
     """
 
-    # In a .txt file; the encoder decides how readers split it.
+    # True: a blank line in a .txt file ends a document.
     blank_line_ends_document = False
     # The last part of a single text can be held out for validation.
     can_hold_out_part = True
@@ -347,15 +347,16 @@ def _is_known(step: dict[str, Any]) -> bool:
     return bool(step["type"] == "Digits")
 
 
-def parts_of(text: str, most: int) -> Iterator[str]:
-    """Yields parts of at most `most` characters; a longer one only if it has no place to cut."""
+def parts_of(text: str, max_characters: int) -> Iterator[str]:
+    """Yields parts of at most `max_characters`; a longer one only if it has no place to cut."""
     category = unicodedata.ucd_3_2_0.category
     begin = 0
-    while len(text) - begin > most:
-        # one character more than may be encoded at once
+    while len(text) - begin > max_characters:
+        # one character too many: the caller refuses such a part
         furthest = min(len(text), begin + LONGEST_WHOLE + 1)
         # the last place within the part, else the first one after it
-        places = chain(range(begin + most, begin, -1), range(begin + most + 1, furthest))
+        last = begin + max_characters
+        places = chain(range(last, begin, -1), range(last + 1, furthest))
         # after a letter of the Unicode tables of 2002, on which all later ones agree
         cuts = (at for at in places if text[at] in MARKS and category(text[at - 1])[0] == "L")
         end = next(cuts, furthest)

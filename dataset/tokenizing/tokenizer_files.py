@@ -25,11 +25,9 @@ CONFIG = "tokenizer_config.json"
 LOCAL_FIELDS = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
 # Files that hold a whole tokenizer, of any class
 WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-# Tokens at the start of a text that are checked
+# `check_unknown_share`: tokens at the start of a text that are checked; minimum number of them; maximum share of [UNK]
 SAMPLE = 100_000
-# Minimum number for a check
 MIN_SAMPLE = 50
-# Maximum share of unknown ones
 MAX_UNKNOWN_SHARE = 0.5
 # Minimum share of a model's embeddings that its own tokenizer has entries for: some models round the number of embeddings
 # up, for speed.
@@ -109,9 +107,9 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     missing = [name for name in wanted if not is_filled(folder / name)]
     if wanted and not missing:
         return
-    lacks = " and ".join(missing) or "tokenizer.json"
+    lacks = f"neither tokenizer.json nor {' and '.join(missing)}" if missing else "no tokenizer.json"
     raise ValueError(
-        f"{folder}: no vocabulary is in there (neither tokenizer.json nor {lacks}), and a tokenizer made without one "
+        f"{folder}: no vocabulary is in there ({lacks}), and a tokenizer made without one "
         "knows no word; copy the tokenizer's files into this folder"
     )
 
@@ -126,15 +124,15 @@ def is_filled(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
-    """tokens: the ids of a text, checked at its start. others: ids that are no text, such as separators. what: its name.
+def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, ignored: Collection[int | None] = ()) -> None:
+    """tokens: ids of a text, checked at its start. what: name of the text. ignored: ids that do not count, as separators.
 
     Errors: DataError if most of them are `unk_id`, from which nothing can be learned.
     """
     if unk_id is None:
         return
     beginning = tokens[:SAMPLE]
-    separators = [token_id for token_id in others if token_id not in (None, unk_id)]
+    separators = [token_id for token_id in ignored if token_id not in (None, unk_id)]
     beginning = beginning[~np.isin(beginning, separators)]
     if len(beginning) < MIN_SAMPLE:
         return

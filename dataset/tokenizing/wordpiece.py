@@ -30,8 +30,8 @@ ALPHABET_COVERAGE = 0.9995
 def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    Errors: OSError if there is none; ValueError if a special token is missing, ids have gaps, or those of the standard
-    vocabulary have other ids than usual (a sorted file, or one that starts with another line).
+    Errors: OSError if there is none; ValueError if a special token is missing, ids have gaps, or special tokens of a
+    vocabulary of the standard size have other ids than usual (a sorted file, or one that starts with another line).
     """
     path = Path(path)
     tokenizer: PreTrainedTokenizerBase
@@ -60,8 +60,8 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
             raise ValueError(f"{path}: this tokenizer has no {name} token, which ELECTRA needs")
         if len(tokenizer) == STANDARD_SIZE and token_id != standard_id:
             raise ValueError(
-                f"{path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
-                f"{standard_id}: the lines of the file are not in their order"
+                f"{path}: {name} is id {token_id}, in the standard vocabulary of this size {standard_id}: the lines of the "
+                "file are not in their usual order"
             )
     return tokenizer
 

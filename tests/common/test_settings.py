@@ -160,11 +160,11 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
         ("data_path: {a: 1}\n", "run.yaml: data_path: expected a text, a number, true or false, or a list of these"),
         ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),
         ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '1:30'"),
-        ("config: other.yaml\n", "run.yaml: a file of settings names no other one"),
+        ("config: other.yaml\n", "run.yaml: config: not possible within a settings file"),
         ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
         ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
         ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"),
-        ("[" * 5000, "is no YAML"),
+        ("[" * 5000, "is not YAML"),
     ],
 )
 def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):

@@ -94,7 +94,7 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: a, share: much}]", "source 1: expected path"),
         ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "the shares sum to 1 at the beginning and to"),
         ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
-        ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from begin to end"),
+        ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from start to end"),
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
         ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
         ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000 times, not 0.5"),

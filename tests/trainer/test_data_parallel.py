@@ -145,14 +145,14 @@ def saves_by_the_clock(folder):
     saved, asked = [], []
     is_of_rank_1 = os.environ["RANK"] == "1"
 
-    def asks(clock):
+    def take_request(clock):
         asked.append(None)
         return is_of_rank_1 or len(asked) in (2, 5)
 
     def save(trainer):
         saved.append(trainer.progress.update)
 
-    with mock.patch.object(SaveTimer, "asks", asks), mock.patch.object(Trainer, "save", save):
+    with mock.patch.object(SaveTimer, "take_request", take_request), mock.patch.object(Trainer, "save", save):
         train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/clock", save_interval=10**6)
     return saved
 

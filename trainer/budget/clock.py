@@ -23,9 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
+from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
 
+# Checks of the remaining time in a run
 LOOKS = 200
 # Share of the budget by which a run may miss its target, the end of the budget less half of this
 TOLERANCE = 0.01
@@ -38,13 +39,13 @@ FEWEST_TIMED = 6
 UNTIMED = 2
 # An update is a pause if it takes more than this many times the median, and more than this share of the budget.
 PAUSE_TIMES = 20
-PAUSE_PART = 0.01
+PAUSE_SHARE = 0.01
 # Updates of the shortest decay. An end this near is not moved: a run that is out of time would never end.
 NEAREST_END = 3
 # Time of an eager micro-batch relative to a compiled one
-EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
+EAGER_SLOWDOWN = EAGER_TIME / COMPILED_TIME
 # Time of an evaluation, an eager forward pass, relative to a compiled training step on as many positions
-EVALUATION_SHARE = 0.75
+EVALUATION_COST = 0.75
 # Seconds after the last evaluation, for files and for a report; seconds of a sample, per layer
 FILES_S = 2.0
 REPORT_S = 2.0
@@ -82,12 +83,12 @@ class Course:
 
 @dataclass
 class Clock:
-    """What a budget run hands to the training loop. All ranks have one.
+    """Moves the end of a run with a time budget. All ranks have one.
 
     seconds: the budget, of which `spent_before` had passed. planned: the course if nothing moves. moved: the course after the
-    last move, else None. seconds_at_end: needed after the last update, for files. evaluation: updates that take as long as
-    an evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds of the
-    samples of an evaluation. most_updates: upper bound of the run's updates, however much time is left.
+    last move, else None. seconds_at_end: needed after the last update, for files. evaluation_updates: time of an
+    evaluation in updates; there is one after every `evaluation_every` updates (0: none) and at the end. sample_seconds: for
+    the samples of an evaluation. most_updates: upper bound of the run's updates, however much time is left.
     """
 
     seconds: float
@@ -95,9 +96,9 @@ class Clock:
     planned: Course
     ranks: Ranks
     seconds_at_end: float = 0.0
-    evaluation: float = 0.0
+    evaluation_updates: float = 0.0
     evaluation_every: int = 0
-    samples: float = 0.0
+    sample_seconds: float = 0.0
     most_updates: float = math.inf
     moved: Course | None = None
 
@@ -150,22 +151,22 @@ class Clock:
         left = self.seconds * (1 - TOLERANCE / 2) - self.spent()
         if len(self.gaps) < FEWEST_TIMED or self.end - update <= NEAREST_END:
             return None
-        longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_PART * self.seconds)
-        moving = [gap for gap in self.gaps if gap <= longest]
+        longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_SHARE * self.seconds)
+        without_pauses = [gap for gap in self.gaps if gap <= longest]
         is_full = len(self.gaps) == self.gaps.maxlen
-        if not self.has_looked and not is_full and sum(moving) < FIRST_LOOK * left:
+        if not self.has_looked and not is_full and sum(without_pauses) < FIRST_LOOK * left:
             return None
         self.has_looked = True
-        speed = fmean(moving)
+        seconds_of_update = fmean(without_pauses)
 
         updates_left = self.end - update
         evaluations = 1 + (updates_left // self.evaluation_every if self.evaluation_every else 0)
         evaluation_seconds = self.fastest_evaluation
         if math.isinf(evaluation_seconds):
-            evaluation_seconds = self.evaluation * speed + self.samples
+            evaluation_seconds = self.evaluation_updates * seconds_of_update + self.sample_seconds
         for_updates = left - self.seconds_at_end - evaluations * evaluation_seconds
-        possible = min(int(max(for_updates, 0.0) / speed), self.most_updates - update)
-        if abs(possible - updates_left) * speed <= TOLERANCE * self.seconds:
+        possible = min(int(max(for_updates, 0.0) / seconds_of_update), self.most_updates - update)
+        if abs(possible - updates_left) * seconds_of_update <= TOLERANCE * self.seconds:
             return None
         return (self.moved or self.planned).with_end(update, update + int(possible))
 
@@ -182,7 +183,7 @@ class Clock:
             self.moved = Course(int(fall_from), int(end), fall_rate)
 
 
-def evaluation_share(compiled: bool) -> float:
+def evaluation_cost(compiled: bool) -> float:
     """Time of an evaluation relative to a training step on as many positions. compiled: the training is; the evaluation
     never is."""
-    return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
+    return EVALUATION_COST if compiled else EVALUATION_COST / EAGER_SLOWDOWN

@@ -22,7 +22,7 @@ from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
-from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_share
+from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
@@ -37,18 +37,18 @@ from trainer.pretrain.settings import PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
-CPU_SHARE = 0.49
-CPU_SHARE_OF_DOUBLING = 0.13
+CPU_UTILISATION = 0.49
+CPU_UTILISATION_PER_DOUBLING = 0.13
 # Guessed bounds for unmeasured widths: the formula would give 0 for narrow models, and more than 1 for wide ones.
-LOWEST_SHARE = 0.2
-HIGHEST_SHARE = 0.8
+LOWEST_UTILISATION = 0.2
+HIGHEST_UTILISATION = 0.8
 # The above is for rows of 512. A CPU computes attention scores across documents too: each position beyond 512 costs as much as this
 # many of a token's own document. Measured: 1.2 in rows of 1,024 and 0.8 in rows of 2,048 (256 x 8), 0.4 in rows of 1,024 (160 x 2).
 CPU_SCORES = 0.9
 # Small products leave large GPUs idle. Not measured yet.
-GPU_SHARE = 0.35
+GPU_UTILISATION = 0.35
 # Muon's products are smaller.
-MUON_SHARE = 0.7
+MUON_UTILISATION = 0.7
 # Seconds of compiling with a warm cache; COMPILE_SECONDS with a cold one
 WARM_COMPILE_S = 6.0
 # Minimum time of a compiled run, as a multiple of COMPILE_SECONDS: compiling may take longer beside other programs.
@@ -57,20 +57,19 @@ WORTH_COMPILING = 3.5
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Maximum share of the training time for evaluations before the last one, and their maximum number
-EVALUATION_PART = 0.02
+EVALUATION_SHARE = 0.02
 MOST_EVALUATIONS = 10
-# Minimum number of updates that a measurement times, unless it is more than this share of the run's updates. The median
-# counts, not an outlier.
+# Minimum number of updates that a measurement times, for a median; at most the share below of the run's updates
 TIMED = 5
-MEASURED_PART_OF_UPDATES = 0.05
+MEASURED_SHARE_OF_UPDATES = 0.05
 # Minimum length of a measurement, as a share of the budget, and its upper bound: just after an installation, updates took
 # 0.56 s at first and 0.33 s in the run.
-TIMED_PART = 0.01
+TIMED_SHARE = 0.01
 MOST_TIMED_S = 10.0
 # Held out where the user names no validation data: at most this share of the documents and about this many tokens, but at
 # least about FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
-HELD_OUT_PART = 0.02
+HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
@@ -82,18 +81,18 @@ FEWEST_HELD_OUT_TOKENS = 1000
 class Data:
     """The text of a run.
 
-    tokens_of_pass: trained by one pass; parts: its sources, since later passes over a mixture bring other text of some.
+    tokens_of_pass: tokens that one pass trains. parts: its sources; in a mixture some repeat before others are used up.
     most_tokens: of a run that is one plan, see Corpus; None: unlimited. T: positions of a row; fill: share of them that hold a
-    token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
+    token. context: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
     share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
-    of useful passes over the text. answers: see TextKind.
+    of useful passes over the text. trains_answers: see TextKind.
     """
 
     vocab_size: int
     tokens_of_pass: float
     T: int
     fill: float
-    length: float
+    context: float
     bytes_per_target: float
     evaluated: int
     val_fraction: float
@@ -102,7 +101,7 @@ class Data:
     batch_of: Callable[[int], Batch]
     most_tokens: float | None = None
     most_passes: float = laws.MOST_PASSES
-    answers: bool = False
+    trains_answers: bool = False
 
     @property
     def unique(self) -> float:
@@ -136,12 +135,12 @@ def look_at_data(
         is_free
         and len(corpus.store) == 1
         and encoder.can_hold_out_part
-        and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS
+        and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS
     ):
         # One long document: its last part
-        newly_held_out = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
+        newly_held_out = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
     elif is_free and n_documents >= FEWEST_DOCUMENTS:
-        fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
+        fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
         newly_held_out = float(f"{fraction:.1g}")
         # Copies of a document are held out together: with few unique ones it may be none or all.
@@ -166,7 +165,7 @@ def look_at_data(
         tokens_of_pass=tokens_of_pass,
         T=epoch.T,
         fill=epoch.fill,
-        length=mean_context(epoch),
+        context=mean_context(epoch),
         bytes_per_target=corpus.bytes_per_target(),
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
@@ -176,7 +175,7 @@ def look_at_data(
         # One pass is the longest run there is, see dataset/mixture.py.
         most_tokens=tokens_of_pass if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
-        answers=kind.answers,
+        trains_answers=kind.trains_answers,
     )
 
 
@@ -193,7 +192,7 @@ class Machine:
 
 
 class Cut(NamedTuple):
-    """How an update is cut into micro-batches. batch_size: rows of a micro-batch, whichever ranks share it."""
+    """The micro-batches of an update: batch_size rows each, at_once in parallel, accumulation_steps in a row."""
 
     batch_size: int
     accumulation_steps: int
@@ -227,7 +226,7 @@ class RunCosts:
         self.batch_size = settings.batch_size if "batch_size" in given else None
         self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
         self.eval_interval = settings.eval_interval if "eval_interval" in given else None
-        self.prompts = len(read_prompts(settings.sample_prompts))
+        self.n_prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: some nodes may have a compiler, and others none.
         self.compiled = on_main(machine.ranks, self._is_compiled)
         # {(width, layers): measured / estimated seconds of an update}
@@ -260,21 +259,21 @@ class RunCosts:
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
         H, ranks = config.hidden_size, self.machine.ranks
-        length, utilisation = self.data.length, GPU_SHARE
+        context, utilisation = self.data.context, GPU_UTILISATION
         if self.machine.device.type == "cpu":
-            length += CPU_SCORES * max(self.data.T - laws.USUAL_ROW, 0)
-            utilisation = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(H / 128)
-            utilisation = min(max(utilisation, LOWEST_SHARE), HIGHEST_SHARE)
-        work = rows * self.data.T * flops_per_token(config, length) / utilisation
+            context += CPU_SCORES * max(self.data.T - laws.USUAL_ROW, 0)
+            utilisation = CPU_UTILISATION + CPU_UTILISATION_PER_DOUBLING * math.log2(H / 128)
+            utilisation = min(max(utilisation, LOWEST_UTILISATION), HIGHEST_UTILISATION)
+        work = rows * self.data.T * flops_per_token(config, context) / utilisation
         if not self.compiled:
-            work *= EAGER_TIMES
+            work *= EAGER_SLOWDOWN
         if self.optimizer == "muon":
             # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
             weights = parameter_count(config) - config.vocab_size * H
             flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
             # The processes of one command share this; each rank of a launcher repeats it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
-            work += flops / MUON_SHARE * times
+            work += flops / MUON_UTILISATION * times
         return work / self.machine.product_rate
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
@@ -303,15 +302,15 @@ class RunCosts:
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
         position_seconds = self.update_seconds(config, rows) / (rows * self.data.T)
-        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
-        return evaluation_share(self.compiled) * position_seconds * self.data.evaluated + samples
+        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
+        return evaluation_cost(self.compiled) * position_seconds * self.data.evaluated + samples
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
         if not self.data.evaluated or self.eval_interval == 0:
             return 0
         if self.eval_interval is None:
-            affordable = EVALUATION_PART * training_seconds / self.evaluation_seconds(config, cut.rows)
+            affordable = EVALUATION_SHARE * training_seconds / self.evaluation_seconds(config, cut.rows)
             return int(min(affordable, MOST_EVALUATIONS))
         # At most one after each update
         updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
@@ -333,17 +332,17 @@ class RunCosts:
         )
 
     def token_flops(self, config: MiniMindConfig) -> float:
-        return flops_per_token(config, self.data.length)
+        return flops_per_token(config, self.data.context)
 
-    def timed_seconds(self) -> float:
+    def min_timed_seconds(self) -> float:
         """Minimum seconds of a measurement. Only a budget of time needs one."""
         assert self.seconds is not None
-        return min(TIMED_PART * self.seconds, MOST_TIMED_S)
+        return min(TIMED_SHARE * self.seconds, MOST_TIMED_S)
 
     def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> None:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
         ranks = self.machine.ranks
-        times = max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * updates)))
+        times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
         micro_batch, rest = self.timed(config, ranks.rows_of(cut.batch_size), times)
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
@@ -358,7 +357,7 @@ class RunCosts:
         """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), measured on the text itself:
         the time of some kernels depends on repeated tokens, and on several documents in a row.
 
-        Both are medians of at least `times` updates, and of more until `timed_seconds()` have passed: a machine may be slower at
+        Both are medians of at least `times` updates, and of more until `min_timed_seconds()` have passed: a machine may be slower at
         first than later in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
         other, as in the run.
         """
@@ -403,7 +402,7 @@ class RunCosts:
         last_seconds: list[float] = []
 
         def is_too_short() -> bool:
-            return sum(micro_batch_seconds) + sum(last_seconds) < self.timed_seconds()
+            return sum(micro_batch_seconds) + sum(last_seconds) < self.min_timed_seconds()
 
         # Rank 0 decides: all ranks must time as many.
         while len(last_seconds) < times or on_main(ranks, is_too_short):

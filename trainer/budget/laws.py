@@ -34,7 +34,7 @@ GAIN_OF_DEPTH = 0.10
 # tokens at half of this gain; the power is the steepness of its onset
 TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
-# the same for three layers, from two runs
+# TOKENS_OF_DEPTH of models with three layers, from two runs
 TOKENS_OF_THREE_LAYERS = 22e6
 # Maximum relative gain of `--init_scheme induction`, and the tokens at half of it. It replaces GAIN_OF_DEPTH, and is a little larger.
 # Runs of 0.8 to 15 M parameters and 2 to 75 M tokens; docs/experiments.md, "First weights that copy".
@@ -75,7 +75,7 @@ def factor_of_context(context: float, tokens: float) -> float:
 LOSS_ERROR = 0.05
 # For other text, sizes or lengths: nearly equally good fits differ by this much
 LOSS_ERROR_ELSEWHERE = 0.10
-# The same below a million parameters or tokens: 5.187 was expected and 4.192 measured
+# Below SMALL parameters or tokens: in one run a loss of 5.187 was expected and 4.192 measured.
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
 # Tokens that AdamW needs per token of Muon for the same loss: above 1.7 at 7.3 M parameters and 4 M tokens, with higher rates of
@@ -231,8 +231,8 @@ MIDDLE_ASPECT = 64
 DEEP_ASPECT = 32
 # Up to this many tokens shallow models are better: after 12.7 M tokens two layers had learned more than four in the same time.
 TOKENS_OF_SHALLOW_MODELS = 14e6
-# From this many on, deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between it
-# decides, but with at least three layers: for two it is 2.4 % too low after 30 M.
+# From this many on, deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between
+# the expected loss decides, but with at least three layers: for two layers it is 2.4 % too low after 30 M.
 TOKENS_OF_DEEP_MODELS = 40e6
 FEWEST_MIDDLE_LAYERS = 3
 

@@ -49,8 +49,7 @@ UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "
 # Settings that a resume takes from the first start, unless given again
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
-# Not repeated by the command of a plan. The first ones would plan again; the others say how processes share a run, which changes
-# no update, and another machine may have none to share it.
+# Not repeated by the command of a plan: some would plan again, and how processes share a run depends on the machine.
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
 # Counted in micro-batches of one rank
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
@@ -216,8 +215,8 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
-            f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of "
-            "its own with --val_path, or a share with --val_fraction"
+            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one; give "
+            "--val_path or --val_fraction"
         )
     command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)
     return [*lines, "the same by flags:", f"  {command}"]
@@ -225,7 +224,8 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
-    if chosen.from_weight != "none" or chosen.use_moe or costs.data.answers or laws.is_repeated_too_often(plan.passes):
+    is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
+    if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
         return None
     # unique tokens
     tokens = min(plan.tokens, costs.data.unique)
@@ -233,7 +233,7 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
         (costs.data.text_scale, laws.MEASURED_SCALES),
-        (costs.data.length, laws.MEASURED_CONTEXTS),
+        (costs.data.context, laws.MEASURED_CONTEXTS),
     ]
     in_range = all(least <= value <= most for value, (least, most) in ranges)
     same_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY

@@ -48,8 +48,8 @@ from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, length_flag
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
 # Maximum share of the budget for measuring further sizes, and seconds for measuring one without compiling
-MEASURING_PART = 0.05
-PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
+MEASURING_SHARE = 0.05
+EAGER_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 # Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
 # 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
 WORTH_FLOAT32 = 1.25
@@ -206,7 +206,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
                 if "hidden_size" in fields:
                     raise
     if not found:
-        raise ValueError("no planned width fits such heads: give --hidden_size too")
+        raise ValueError("no planned width fits these numbers of heads: give --hidden_size too")
     return found
 
 
@@ -221,7 +221,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
     # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
     is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
-    if is_fixed or is_eager or costs.data.length < LONG_DOCUMENTS * costs.data.T:
+    if is_fixed or is_eager or costs.data.context < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
     data = look_at_data(longer, given, ranks, kind, verbose=False)
@@ -250,8 +250,8 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     ranks = costs.machine.ranks
     measurements = 0
     if costs.seconds is not None:
-        seconds_each = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
-        measurements = 1 + int(MEASURING_PART * costs.seconds / (seconds_each + costs.timed_seconds()))
+        seconds_each = COMPILE_SECONDS if costs.compiled else EAGER_MEASUREMENT_S[costs.machine.device.type]
+        measurements = 1 + int(MEASURING_SHARE * costs.seconds / (seconds_each + costs.min_timed_seconds()))
     while True:
         # The same on all ranks, by the measurements of rank 0 so far
         plan = on_main(ranks, partial(best_of_now, candidates, costs))
@@ -260,7 +260,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
             return plan
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
-        on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
+        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}{how}"))
         costs.measure(plan.config, plan.cut, plan.updates)
         measurements -= 1
 
@@ -333,9 +333,9 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
     cut = choices[0]
     for _ in range(ROUNDS):
         tokens = affordable_tokens(config, cut, costs)
-        wanted_rows = laws.batch_tokens(max(tokens, 1)) / (data.T * data.fill)
+        best_rows = laws.batch_tokens(max(tokens, 1)) / (data.T * data.fill)
         # The nearest one by ratio
-        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / wanted_rows)))
+        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
     tokens = affordable_tokens(config, cut, costs)
     updates = int(tokens / data.tokens_of_update(cut.rows))
     if updates < FEWEST_UPDATES:
@@ -362,7 +362,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
             data.text_scale,
             muon=costs.optimizer == "muon",
             induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
-            context=data.length,
+            context=data.context,
         ),
     )
 
@@ -397,7 +397,6 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
 def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
     if costs.tokens is not None:
-        # The user's own number
         return costs.tokens
     most = costs.data.most_passes * costs.data.unique
     if costs.flops is not None:

@@ -62,10 +62,7 @@ def error_line(error: Exception) -> tuple[str, int] | None:
         return loss, 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:
-        return (
-            f"--deterministic 1: {operation} has no form that gives the same bits: --deterministic 0 trains without",
-            2,
-        )
+        return f"--deterministic 1: {operation} has no form that gives the same bits; take --deterministic 0", 2
     lack = exhausted_line(error)
     return None if lack is None else (lack, 2)
 
@@ -115,7 +112,7 @@ class StopSignals:
         self._save_requested = False
         self._armed = False
         # Time of the first stop signal, on the monotonic clock
-        self._first = 0.0
+        self._first_time = 0.0
         # {signal: previous handler}. Any: their type in the signal module
         self._before: dict[int, Any] = {}
 
@@ -152,14 +149,14 @@ class StopSignals:
         now = time.monotonic()
         # A scheduler and the launcher both send SIGTERM, and a handler may run long after its signal: after a call that does
         # not return to Python. So a repeated SIGTERM still leads to the save.
-        is_repeat = now - self._first <= self.SAME_SIGNAL_S or signum == self.signum == signal.SIGTERM
+        is_repeat = now - self._first_time <= self.SAME_SIGNAL_S or signum == self.signum == signal.SIGTERM
         is_second = self.signum and not is_repeat
         if not self._armed or is_second:
             # At once: an exception could be caught by whatever code is running, and ranks may wait in a collective.
             os._exit(128 + signum)
         if not self.signum:
             self.signum = signum
-            self._first = now
+            self._first_time = now
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self._save_requested = True

@@ -11,7 +11,7 @@ import torch
 from common.wording import compiler_error_line
 
 # Time of a step as a multiple of the time of its matrix products, eager and compiled; measured on a CPU
-PLAIN_TIME = 2.4
+EAGER_TIME = 2.4
 COMPILED_TIME = 1.4
 # Time of a run's matrix products, at the rates below, from which compiling pays off: it saves about that time
 COMPILE_SECONDS = 40
@@ -49,7 +49,7 @@ def compile_blocks(
         rate = PRODUCT_RATE.get(device.type, float("inf"))
         if device.type == "cpu":
             rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
-        # Compiling saves about as much time as the matrix products alone take (PLAIN_TIME - COMPILED_TIME), and takes
+        # Compiling saves about as much time as the matrix products alone take (EAGER_TIME - COMPILED_TIME), and takes
         # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
         choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
     if choice == "0":

@@ -85,7 +85,7 @@ def divide(
         obstacle = "it works on Linux alone"
     if obstacle and asked not in ("auto", "1"):
         return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
-    is_one = obstacle or asked == "1" or (asked == "auto" and (n_threads == 1 or not allow_auto))
+    is_one = bool(obstacle) or asked == "1" or (asked == "auto" and (n_threads == 1 or not allow_auto))
     micro_batch = None if is_one else divisible_of()
     if micro_batch is None:
         return 1, []
@@ -150,9 +150,9 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
 
 # --------------------------------------------------------------------------------------- how they start and end
 
-# Time that a copy with an error waits for rank 0 to report the same one, and rank 0 for copies that have done their work
+# Seconds that a copy with an error waits for rank 0 to report it, and that rank 0 waits at the end for copies to exit
 GRACE_S = 2.0
-# Timeout of collectives, in effect none: the end of a rank is noticed otherwise, and a run may be suspended with Ctrl-Z.
+# Timeout of collectives, in effect none: `watch` notices the end of a rank, and a run may be suspended with Ctrl-Z.
 WAIT = timedelta(days=30)
 # from linux/memfd.h
 MFD_CLOEXEC = 1
@@ -183,7 +183,7 @@ def run_forked(n: int, work: Callable[[Join], int]) -> int:
                 copies.append(context.Process(target=run_copy, args=(work_of_rank, os.getpid())))
                 copies[-1].start()
         except OSError as error:
-            raise UserError(f"no further process starts ({error.strerror}): --cpu_processes 1 needs none") from error
+            raise UserError(f"processes cannot be started ({error.strerror}): --cpu_processes 1 needs none") from error
         watcher.start()
         exit_code = work(partial(join_copies, 0, n, listener, memory))
         grace_s = GRACE_S

@@ -19,11 +19,11 @@ def pick_device(name: str | None = None) -> torch.device:
     """
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_mps = torch.backends.mps.is_available()
-    there = [*(f"cuda:{number}" for number in range(n_gpus)), *["mps"] * has_mps, "cpu"]
-    for device in there:
+    available = [*(f"cuda:{number}" for number in range(n_gpus)), *["mps"] * has_mps, "cpu"]
+    for device in available:
         if name in (None, device, device.partition(":")[0]):
             return torch.device(device)
-    raise UserError(f"--device {name}: not on this machine; take --device {' or '.join(there)}")
+    raise UserError(f"--device {name}: not on this machine; take --device {' or '.join(available)}")
 
 
 def cpu_has_bfloat16() -> bool:

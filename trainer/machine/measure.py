@@ -109,11 +109,11 @@ def total_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         # Windows has no sysconf.
         return None
-    return min([there, *(limit for limit, _ in _memory_of_groups())])
+    return min([physical, *(limit for limit, _ in _memory_of_groups())])
 
 
 def available_memory(device: torch.device) -> int | None:
@@ -192,11 +192,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     # torch.compile wraps errors. A chain of causes can be a circle.
     while reason is not None and reason not in reasons:
         reasons.append(reason)
-        is_said = isinstance(reason, MemoryError | torch.OutOfMemoryError)
-        is_said |= isinstance(reason, OSError) and reason.errno == errno.ENOMEM
+        is_found = isinstance(reason, MemoryError | torch.OutOfMemoryError)
+        is_found |= isinstance(reason, OSError) and reason.errno == errno.ENOMEM
         # torch's own allocators and C++ raise RuntimeErrors that only their text identifies.
-        is_said |= isinstance(reason, RuntimeError) and any(text in str(reason).lower() for text in NO_MEMORY)
-        if is_said:
+        is_found |= isinstance(reason, RuntimeError) and any(text in str(reason).lower() for text in NO_MEMORY)
+        if is_found:
             return True
         reason = reason.__cause__ or reason.__context__
     return False
@@ -204,7 +204,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def exhausted_line(error: Exception) -> str | None:
     """One line for an error that means that memory, files or threads are used up; None for all others."""
-    said = one_line(error)
+    message = one_line(error)
     smaller = "try a smaller --batch_size, --max_seq_len or model"
     if isinstance(error, OSError):
         if error.errno not in EXHAUSTED:
@@ -212,11 +212,11 @@ def exhausted_line(error: Exception) -> str | None:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{(error.strerror or '').lower()}{EXHAUSTED[error.errno]}"
     if isinstance(error, torch.OutOfMemoryError):
-        return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
+        return f"no memory is left on the GPU ({message.split('. ')[0]}); {smaller}"
     if is_out_of_memory(error):
-        reason = f" ({said[-160:]})" if said else ""
+        reason = f" ({message[-160:]})" if message else ""
         return f"no memory is left{reason}; {smaller}, or raise the limit (ulimit -v)"
-    if "can't start new thread" in said:
+    if "can't start new thread" in message:
         return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"
     return None
 

@@ -70,7 +70,7 @@ class SharedMemory:
         except OSError as error:
             # Memory is full, or a limit of the shell or a sandbox forbids it.
             raise UserError(
-                f"the processes get no {size:,} bytes to share ({error.strerror}): --cpu_processes 1 needs none"
+                f"no room for {size:,} bytes of shared memory ({error.strerror}): --cpu_processes 1 needs none"
             ) from error
         return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
 
@@ -136,7 +136,6 @@ class Ranks:
         return self.rank == 0
 
 
-# A run of one process
 ONE_RANK = Ranks()
 
 
@@ -152,7 +151,7 @@ def init_distributed_mode(
     own_device = pick_device(device)
     if launched is None:
         if ddp:
-            raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
+            raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
         if own_device.type == "cuda":
             # Events and streams use the current one.
             torch.cuda.set_device(own_device)
@@ -350,18 +349,18 @@ CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re
 
 def lost_rank_line(error: Exception) -> str | None:
     """One line for an error that means that another rank is gone or silent; None for all others."""
-    said = one_line(error)
+    message = one_line(error)
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
-    is_loss |= "gloo/transport" in said
+    is_loss |= "gloo/transport" in message
     # NCCL raises the same type for everything, including wrong settings of this machine.
-    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(said) is not None
+    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(message) is not None
     if not is_loss:
         return None
-    # Without the place in its source before it and the advice after it
-    said = re.sub(r"^\[\S+\] ", "", said).partition(" This is typically")[0].rstrip(".")
+    # Without the source location at its start and the advice at its end
+    message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
     return (
-        f"another rank is gone, or silent for longer than --dist_timeout ({said}): launched again with --from_resume 1, the run "
+        f"another rank is gone, or silent for longer than --dist_timeout ({message}): launched again with --from_resume 1, the run "
         "goes on from its newest checkpoint"
     )
 
@@ -380,10 +379,10 @@ def min_over_ranks(ranks: Ranks, number: float) -> float:
     return least.item()
 
 
-def fail_all_ranks(ranks: Ranks, said: str) -> None:
-    """End all ranks with a line, unless it is "". said: the same on all ranks. Errors: UserError on rank 0, which prints it."""
-    if said:
-        raise UserError(said) if ranks.is_main else PrintedByAnotherRank
+def fail_all_ranks(ranks: Ranks, message: str) -> None:
+    """End all ranks with a line, unless it is "". message: the same on all ranks. Errors: UserError on rank 0, which prints it."""
+    if message:
+        raise UserError(message) if ranks.is_main else PrintedByAnotherRank
 
 
 # --------------------------------------------------------------------------------------- what ranks must agree in
@@ -418,7 +417,7 @@ def compare_with_main(
 
 
 def flatten_facts(facts: Mapping[str, object]) -> dict[str, object]:
-    """The facts with nested dicts flattened, so that of two architectures a line names only the entries that differ."""
+    """The facts with nested dicts flattened, so that an error names single fields of an architecture, not the whole."""
     found: dict[str, object] = {}
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -59,7 +59,7 @@ def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> to
 
 
 class SharedOrthogonalise:
-    """`orthogonalise` for matrices that every copy of a command has: each computes every world-size-th one, and reads the others.
+    """`orthogonalise` for matrices that all ranks have: each computes every world_size-th matrix, and reads the others.
 
     A rank writes its results to shared memory, waits until all have done so, and reads. It writes there again in the next
     update. By then all have read, since the sum of that update's gradients needed every rank.
@@ -90,7 +90,7 @@ def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Siz
     """[n, own rows, columns] -> the same rows of the orthogonalised matrices of `shape` (rows, columns).
 
     The rows are sharded among the ranks (trainer/sharding.py), all of which must call it. Orthogonalising needs a whole matrix. So each
-    matrix has an owner among the ranks: they send it their rows, it orthogonalises the matrix, and sends the rows back. Each rank owns
+    matrix has an owner: all ranks send their rows to it, it orthogonalises the matrix, and sends the rows back. Each rank owns
     about the same number of matrices of a shape, consecutive ones.
     """
     n, own_rows, columns = matrices.shape
@@ -99,10 +99,10 @@ def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Siz
     matrices_of = rows_of_ranks(n, ranks.world_size)
     mine = matrices_of[ranks.rank]
 
-    # To each owner this rank's rows of its matrices, one matrix after the other.
+    # Sent to each owner: this rank's rows of the owner's matrices, one matrix after the other.
     sent = matrices.flatten()
     sent_sizes = [count * own_rows * columns for count in matrices_of]
-    # From each rank its rows of this rank's matrices.
+    # Received from each rank: its rows of the matrices that this rank owns.
     received_sizes = [mine * count * columns for count in rows]
     received = sent.new_empty(sum(received_sizes))
     dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
@@ -112,7 +112,7 @@ def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Siz
         whole = orthogonalise(torch.cat(shaped, dim=1))
         parts = torch.split(whole, rows, dim=1)
 
-    # The same way back.
+    # Back to the ranks that hold the rows.
     returned = torch.cat([part.flatten() for part in parts])
     result = torch.empty_like(sent)
     dist.all_to_all_single(result, returned, sent_sizes, received_sizes)
@@ -138,7 +138,9 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise
-        self.iteration_dtype = iteration_dtype(self.param_groups[0]["params"][0].device)
+        # no device: a model without such matrices, all of which AdamW trains
+        device = next((p.device for p in self.param_groups[0]["params"]), torch.device("cpu"))
+        self.iteration_dtype = iteration_dtype(device)
 
     # The base class takes a closure that recomputes the loss; the engine has none.
     @torch.no_grad()

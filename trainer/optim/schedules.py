@@ -12,7 +12,7 @@ def get_lr(current_step: float, total_steps: float, lr: float) -> float:
 
 
 def minimind(progress: float) -> float:
-    """1.1 to 0.1, as in the public trainer."""
+    """1.1 to 0.1, as in MiniMind's trainer."""
     return get_lr(progress, 1.0, 1.0)
 
 
@@ -44,7 +44,7 @@ def constant(progress: float) -> float:
 SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
 
 
-# ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning
+# ------------------- ELECTRA and GLUE: factors after t of T updates, of which the first w are a warm-up
 
 
 def original_linear(t: int, T: int, w: float) -> float:

@@ -15,7 +15,7 @@ from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_unknown_share
 from trainer.budget import laws
-from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_share
+from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_cost
 from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
@@ -24,8 +24,8 @@ from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings,
 
 
 class TextKind(NamedTuple):
-    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. answers: conversations, of which only the
-    answers are trained. data_flags: flags to check where a resume finds other data.
+    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. trains_answers: conversations, of which only
+    the answers are trained. data_flags: flags to check where a resume finds other data.
 
     default_file: default data, in dataset/. Where that is absent, build_embedded writes an embedded corpus, unless it exists, and
     returns its path; embedded_description: its content.
@@ -33,7 +33,7 @@ class TextKind(NamedTuple):
 
     corpus: type[Corpus]
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
-    answers: bool
+    trains_answers: bool
     data_flags: str
     default_file: str
     build_embedded: Callable[[], Path]
@@ -43,7 +43,7 @@ class TextKind(NamedTuple):
 DOCUMENTS = TextKind(
     Corpus,
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
-    answers=False,
+    trains_answers=False,
     data_flags="--data_path, --text_field, --skip_bad_lines, --deduplicate",
     default_file="pretrain_hq.jsonl",
     build_embedded=build_embedded_corpus,
@@ -176,8 +176,8 @@ def length_of_run(
         Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
         ranks,
         seconds_at_end=FILES_S + REPORT_S * settings.report,
-        samples=SAMPLE_S_OF_LAYER * layers * prompts,
-        evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / update_rows,
+        sample_seconds=SAMPLE_S_OF_LAYER * layers * prompts,
+        evaluation_updates=evaluation_cost(settings.use_compile != "0") * evaluated_rows / update_rows,
         # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
         most_updates=max(updates, int(most_rows / update_rows)),

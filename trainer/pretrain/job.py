@@ -144,7 +144,7 @@ class PretrainJob(Job):
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if prompts:
             self.evaluation.samples = Sampler(
-                self.first_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.answers
+                self.first_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.trains_answers
             )
         self.length = length_of_run(
             settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(prompts)
@@ -233,4 +233,4 @@ class PretrainJob(Job):
         save_pth(dict(weights), self.config.to_dict(), stem, self.first_model.vocabulary, special_tokens)
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
-        return self.corpus.trained(progress.epoch, progress.row)
+        return self.corpus.tokens_of_sources(progress.epoch, progress.row)

@@ -74,7 +74,7 @@ FP32 = 4
 STATE_BYTES = 4 * FP32
 # Libraries, compiler and threads of a process on the CPU; and its heap fragmentation, as a share of the activations
 PROGRAM_BYTES = 250e6
-HEAP_PART = 0.15
+HEAP_SHARE = 0.15
 
 
 def training_bytes(
@@ -111,7 +111,7 @@ def training_bytes(
     copies = half if half < FP32 else 0
     needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
     if device_type == "cpu":
-        needed += HEAP_PART * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
+        needed += HEAP_SHARE * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
     return needed
 
 

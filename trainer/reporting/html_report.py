@@ -19,7 +19,7 @@ from common.wording import counted, printable
 from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, downsample, quality, risen_validation, smooth
 
 # evaluations before the last one whose samples are shown
-EARLIER = 20
+N_EARLIER = 20
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 # colours of words and lines in a picture; a page puts its own in their place
 INK, GRID = "#222222", "#dddddd"
@@ -104,7 +104,7 @@ def draw(
             lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
-        # hardly a power of ten to mark
+        # Powers of ten alone would give one or two labels.
         if highest / lowest < 30:
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -165,9 +165,9 @@ def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str],
 
 
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
-    """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
+    """[(update, prompt, continuation)], latest first: of the last evaluation and of at most N_EARLIER before it."""
     updates = sorted({update for update, *_ in run.samples}, reverse=True)
-    chosen = updates[:: math.ceil(len(updates) / (EARLIER + 1))]
+    chosen = updates[:: math.ceil(len(updates) / (N_EARLIER + 1))]
     return [sample for sample in sorted(run.samples, key=lambda sample: -sample[0]) if sample[0] in chosen]
 
 

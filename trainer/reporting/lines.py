@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.start import script_path
 from common.wording import counted
 from dataset.loader import UpdateSchedule
 from trainer.engine import Outcome
@@ -81,12 +82,12 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
     for name, tokens, passes in trained:
         share = tokens / total
         sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
-        reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
+        reporter.say(f"trained on {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
     if sources:
         reporter.record(progress, {"trained": sources})
     if progress.skipped:
         updates = counted(progress.update, "update")
-        reporter.say(f"warning: {progress.skipped:,} of {updates} not applied, since loss or gradient was not finite")
+        reporter.say(f"warning: {progress.skipped:,} of {updates} skipped: their loss or gradient was not finite")
     if is_complete:
         # A full disk may have left no line in the file.
         with contextlib.suppress(UserError):
@@ -107,7 +108,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
     except Exception as error:
         first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
         reporter.say(
-            f"warning: no report was written ({error}); {first}python scripts/report.py {stem}.metrics.jsonl makes it"
+            f"warning: no report ({error}): {first}python {script_path('scripts/report.py')} {stem}.metrics.jsonl"
         )
 
 

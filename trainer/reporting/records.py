@@ -18,15 +18,15 @@ from common.files import check_regular_file
 METRICS_SUFFIX = ".metrics.jsonl"
 # Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
 MOST_LINE_BYTES = 1 << 23
-# recorded for data of which only the answers are trained
+# value of `trained` in the record of a start, for conversations of which only the answers are trained
 ANSWERS = "answers"
 
 
 # ------------------------------------------------------------------------------------------------------- what is drawn
 
-# {field: its name in a legend}; others have the last part of the field's name
+# {field: its name in a legend}; default: the part of the field behind the last "/"
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
-# Fields whose curves, if long, are drawn faintly behind their means; in others the last value matters
+# Fields whose long curves are drawn faintly, behind their means. In other fields the last value matters.
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 # Buckets of a thinned curve, of two points each
 BUCKETS = 300

@@ -113,12 +113,12 @@ class Reporter:
         except Exception as error:
             self.tracker = None
             self.say(
-                f"warning: the tracker has failed and gets no more ({type(error).__name__}: {error}); training goes on"
+                f"warning: the tracker has failed, and is off now ({type(error).__name__}: {error}); training goes on"
             )
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for NaN and infinity, which JSON lacks; a skipped update's gradient norm is one."""
+    """`value` with None for NaN and infinity, which JSON lacks; the gradient norm of a skipped update may be NaN."""
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -64,10 +64,10 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
     """
     # by tensor id: a tied one is in the state more than once
     copies: dict[int, torch.Tensor | None] = {}
-    under_way = False
+    is_copying = False
 
     def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
-        nonlocal under_way
+        nonlocal is_copying
         if is_sharded(tensor):
             # One at a time: all of them may not fit on a GPU.
             whole = tensor.full_tensor().detach()
@@ -76,7 +76,7 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
             return None
         if tensor.is_cuda:
             # Copies from MPS are synchronous, as those from the CPU.
-            under_way = True
+            is_copying = True
             return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
         return tensor.detach().to("cpu", copy=True)
 
@@ -92,7 +92,7 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
         return copies[id(value)]
 
     result = copied(value)
-    if under_way:
+    if is_copying:
         # Before this nothing may read a copy, and no update change its source.
         torch.cuda.synchronize()
     return result
@@ -194,7 +194,7 @@ class Checkpoints:
 
         self._last_save = self._writer.submit(write)
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         """True while a save is in progress."""
         return self._last_save is not None and not self._last_save.done()
 
@@ -268,7 +268,7 @@ class Checkpoints:
         files: Iterable[Path],
         weights: Iterable[Path],
         unsaved: Iterable[Path],
-        notice: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
         """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.
 
@@ -298,12 +298,12 @@ class Checkpoints:
             hint = ""
             if Checkpoints(old).paths():
                 hint = "; --from_resume 1 would have continued it, and docs/reliability.md says how it still can"
-            notice(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
+            say(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
         for path in files:
             remove(path)
 
-    def newest(self, notice: Callable[[str], None]) -> Path | None:
-        """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported by `notice`.
+    def newest(self, say: Callable[[str], None]) -> Path | None:
+        """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported by `say`.
 
         Errors: UserError if there are some but none is intact.
         """
@@ -311,11 +311,11 @@ class Checkpoints:
         for path in paths:
             if verified(path):
                 return path
-            notice(f"{path}: damaged or without its digest; skipped")
+            say(f"{path}: damaged or without its digest; skipped")
             self._damaged.add(path)
         if paths:
             raise UserError(
-                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or go on from "
-                "the weights that the run has saved (--from_weight, of encoders --model_path)"
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; start without --from_resume, perhaps "
+                "from the weights that the run has saved (--from_weight; encoders: --model_path)"
             )
         return None

@@ -53,7 +53,7 @@ class Saver:
 
         is_last: the run is finished. A collective.
         """
-        # Saved already: the loader failed right after a save, or a signal interrupted the last evaluation, which follows one.
+        # Saved already: the loader failed right after a save, or a signal came in the last evaluation, after a save.
         now = (progress.update, progress.evaluation_due)
         if self.saved == now:
             return
@@ -61,7 +61,7 @@ class Saver:
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")
-        # both are collectives
+        # Collectives, so all ranks call them.
         state = snapshot(self._state_dict(progress), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
             return
@@ -169,7 +169,7 @@ class Saver:
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
         if rows := self.job.length.rows_of_epoch:
-            # Other flags change the length of the plan's parts, but not the order of its rows.
+            # Other flags change how many rows count as an epoch, but not the order of the rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)
         self.best_weights = state["best"] if self.ranks.is_main else {}
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
@@ -185,7 +185,7 @@ class Saver:
         """Errors: UserError if it is the checkpoint of another run."""
         if state["format"] != FORMAT:
             raise UserError(
-                f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
+                f"{path}: of another version of this trainer; start without --from_resume, perhaps from its weights"
             )
         if self.job.length.clock is not None and not state["job"]:
             raise UserError(
@@ -274,7 +274,6 @@ class SaveTimer:
     """
 
     def __init__(self, settings: RunSettings, device_type: str) -> None:
-        """device_type: of a torch device."""
         self.interval = settings.save_interval
         self.seconds = 0.0
         if settings.save_minutes != AUTO:
@@ -288,8 +287,8 @@ class SaveTimer:
         """Restart the timer: training starts, or a save is made."""
         self._last = time.monotonic()
 
-    def asks(self) -> bool:
-        """True if it is time for a save, but only once: on CUDA the ranks learn of it an update later."""
+    def take_request(self) -> bool:
+        """True if a save is due; restarts the timer then, since on CUDA the ranks learn of it an update later."""
         if not self.seconds or time.monotonic() - self._last < self.seconds:
             return False
         self.restart()

@@ -24,8 +24,8 @@ def save_pth(
     """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
     The weights are in fp16, or in fp32 if one of them overflows fp16.
-    The .json has the SHA-256 of the .pth and of the one before it. vocabulary: the `vocabulary_digest` of the tokenizer.
-    parse_special_tokens: special tokens inside a document were parsed; None for either: unknown.
+    The .json has the SHA-256 of this .pth and of the one before. vocabulary: the `vocabulary_digest` of the tokenizer.
+    parse_special_tokens: whether special tokens inside a document were parsed. None: unknown.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")

@@ -23,7 +23,7 @@ from trainer.sft.settings import USUAL_FILE, SftSettings
 CONVERSATIONS = TextKind(
     ChatCorpus,
     lambda tokenizer, settings: ChatEncoder(tokenizer),
-    answers=True,
+    trains_answers=True,
     data_flags="--data_path, --skip_bad_lines, --deduplicate",
     default_file=USUAL_FILE,
     build_embedded=build_embedded_questions,
@@ -52,7 +52,7 @@ class SftJob(PretrainJob):
 
 # Bytes of files from which MiniMind's own defaults apply
 LARGE_BYTES = 40 << 20
-# as JSON, with its field names
+# Bytes of a JSON file per token, field names included
 BYTES_OF_TOKEN = 4
 OPTIMIZER, LEARNING_RATE, SCHEDULE, ROWS = "muon", 2e-3, "linear", 8
 # As many passes as make about this many updates, within these bounds
@@ -61,15 +61,15 @@ FEWEST_PASSES, MOST_PASSES = 2, 40
 # A rate fits one optimizer and one length of run: if the user gives one of these, the others are MiniMind's.
 RECIPE_FLAGS = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
 # Bytes of the embedded questions, which may not be written yet
-EMBEDDED = 1_000_000
+EMBEDDED_BYTES = 1_000_000
 
 
 def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
-    """Returns (settings, with other defaults if there is little text; a line on them). given: names that the user set.
+    """Returns (settings, with other defaults for little text; a line about them). given: names that the user sets.
 
     Errors: DataError for missing data.
     """
-    # Such rates would spoil public weights of other programs. A mixture is not for beginners.
+    # These rates would spoil weights from a Hugging Face folder. Who writes a mixture file chooses rates too.
     if RECIPE_FLAGS & set(given) or settings.mixture or settings.weight_folder() is not None:
         return settings, None
     if settings.has_budget:
@@ -88,7 +88,7 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     line = (
         f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
         f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {batch_size or 'auto'} --epochs {passes}; "
-        "--learning_rate, --epochs or --optimizer choose otherwise"
+        "give --learning_rate, --epochs or --optimizer to choose yourself"
     )
     fitted = replace(
         settings,
@@ -105,7 +105,7 @@ def bytes_of_data(settings: SftSettings) -> float:
     """Size of the files on disk, compressed or not; infinite for remote ones."""
     usual = ROOT / "dataset" / USUAL_FILE
     if not settings.data_path and not usual.exists():
-        return EMBEDDED
+        return EMBEDDED_BYTES
     total = 0.0
     for source in sources_of(settings.data_path or [str(usual)]):
         for path in source.paths:

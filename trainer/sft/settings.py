@@ -46,11 +46,13 @@ class SftSettings(ConversationSettings, PretrainSettings):
     """All settings of train_sft.py."""
 
     prog: ClassVar[str] = "train_sft.py"
-    description: ClassVar[str] = "Fine-tune a MiniMind on conversations. Less than 42 MB of them: other defaults, see docs/sft.md."
+    description: ClassVar[str] = (
+        "Fine-tune a MiniMind on conversations. Less than 42 MB of them: other defaults, see docs/sft.md."
+    )
     save_weight: str = with_default(PretrainSettings, "save_weight", "full_sft")
     wandb_project: str = with_default(PretrainSettings, "wandb_project", "MiniMind-Full-SFT")
     from_weight: str = with_default(PretrainSettings, "from_weight", "pretrain")
-    # MiniMind's train_full_sft.py has these.
+    # defaults of MiniMind's train_full_sft.py
     batch_size: int = with_default(PretrainSettings, "batch_size", 16)
     accumulation_steps: int = with_default(PretrainSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(PretrainSettings, "learning_rate", 1e-5)

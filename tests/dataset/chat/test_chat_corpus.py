@@ -139,7 +139,7 @@ def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
             trained[int(document >= 300)] += int((of_document != IGNORE).sum())
     assert sum(trained) == plan.totals(0, plan.n_rows).targets
     assert trained[0] / sum(trained) == pytest.approx(0.75, abs=0.02)
-    told = corpus.trained(0, plan.n_rows // 2)
+    told = corpus.tokens_of_sources(0, plan.n_rows // 2)
     assert sum(tokens for _, tokens, _ in told) == plan.row_targets(0, plan.n_rows // 2)
     _, _, _, pairs = plan.pieces(range(plan.n_rows))
     assert plan.fill == pytest.approx(int(pairs.sum()) / (plan.n_rows * plan.T), rel=0.05)

@@ -88,7 +88,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monke
 )
 def test_what_is_not_there_is_told_in_a_line(s3, address):
     put("there/a.jsonl", LINES)
-    with pytest.raises(DataError, match=f"{re.escape(address)}: .*a folder or a pattern is to be downloaded first"):
+    with pytest.raises(DataError, match=f"{re.escape(address)}: .*download a folder or a pattern first"):
         find_files(address)
 
 

@@ -133,7 +133,7 @@ def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs
 def test_nothing_to_train_on(tmp_path, encoder):
     for name, data in {"empty.jsonl": "", "blank.jsonl": "\n\n", "void.jsonl": '{"text": ""}'}.items():
         (tmp_path / name).write_text(data)
-        with pytest.raises(DataError, match=f"{name}: no document in there; the files are empty"):
+        with pytest.raises(DataError, match=f"{name}: no document in there; the files have no text"):
             open_or_build(str(tmp_path / name), encoder)
     (tmp_path / "bad.jsonl").write_text("a\nb\n")
     with pytest.raises(DataError, match="no document in there; all 2 lines are bad"):

@@ -148,7 +148,7 @@ def test_what_counts_as_unknown():
     """By hand: most of the first tokens, separators left out; a few tokens tell nothing; no unknown token, no fault."""
     half = np.array([1, 7] * 50)
     check_unknown_share(half, 1, "x")
-    check_unknown_share(half, 1, "x", others=(None, 1))
+    check_unknown_share(half, 1, "x", ignored=(None, 1))
     check_unknown_share(np.full(tokenizer_files.MIN_SAMPLE - 1, 1), 1, "x")
     check_unknown_share(np.full(1000, 1), None, "x")
     late = np.concatenate([np.full(tokenizer_files.SAMPLE, 7), np.full(tokenizer_files.SAMPLE, 1)])
@@ -156,7 +156,7 @@ def test_what_counts_as_unknown():
     with pytest.raises(DataError, match="^x: the tokenizer does not know 51% of the first 100 tokens"):
         check_unknown_share(np.array([1] * 51 + [7] * 49), 1, "x")
     with pytest.raises(DataError, match="does not know 100% of the first 50 tokens"):
-        check_unknown_share(half, 1, "x", others=(7,))
+        check_unknown_share(half, 1, "x", ignored=(7,))
 
 
 # ------------------------------------------------------------------------------------------ one of another model

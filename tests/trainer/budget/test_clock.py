@@ -34,7 +34,7 @@ def run(machine, budget, planned, seconds_of_update, spent=0.0, evaluation=0.0, 
     seconds_of_update: a function of the seconds since the start.
     """
     began = machine.now - spent
-    clock = Clock(budget, spent, planned, Ranks(), evaluation=evaluation, **options)
+    clock = Clock(budget, spent, planned, Ranks(), evaluation_updates=evaluation, **options)
     every = options.get("evaluation_every", 0)
     courses, factors = [], []
     update = 0
@@ -124,7 +124,7 @@ def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
 
 def test_a_pause_within_an_evaluation_says_nothing_of_the_next_ones(machine):
     """Evaluations of 5 seconds, and a pause of 200 seconds within the second."""
-    clock = Clock(1000.0, 0.0, Course(350, 950), Ranks(), evaluation=5.0, evaluation_every=90)
+    clock = Clock(1000.0, 0.0, Course(350, 950), Ranks(), evaluation_updates=5.0, evaluation_every=90)
     update = 0
     while update < clock.end:
         machine.now += 1.0

@@ -111,7 +111,7 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
         return durations[-1]
 
     monkeypatch.setattr(costs, "seconds", seconds)
-    monkeypatch.setattr(RunCosts, "timed_seconds", lambda _: least_seconds)
+    monkeypatch.setattr(RunCosts, "min_timed_seconds", lambda _: least_seconds)
     of_micro_batch, of_rest = costs_of(T=8).timed(CONFIG, 2, times=5)
     assert len(durations) == 2 * rounds
     assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0

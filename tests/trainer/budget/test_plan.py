@@ -27,7 +27,7 @@ def text(tokens):
 
 def data_of(tokens_of_pass=2e7, T=512, **changes):
     usual = {
-        "vocab_size": 6400, "parts": text(tokens_of_pass), "fill": 1.0, "length": laws.CONTEXT_OF_LAW, "bytes_per_target": 3.0,
+        "vocab_size": 6400, "parts": text(tokens_of_pass), "fill": 1.0, "context": laws.CONTEXT_OF_LAW, "bytes_per_target": 3.0,
         "evaluated": 0, "val_fraction": 0.01, "text_scale": 1.0, "batch_of": partial(first_rows, T),
     }  # fmt: skip
     return Data(tokens_of_pass=tokens_of_pass, T=T, **{**usual, **changes})

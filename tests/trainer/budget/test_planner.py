@@ -355,4 +355,4 @@ def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
         assert train_pretrain.main([*command, "--data_path", *paths]) == 0
     (run,) = trainers
     assert run.progress.tokens == pytest.approx(40_000, rel=0.1)
-    assert all(passes <= times for *_, passes in run.job.corpus.trained(run.progress.epoch, run.progress.row))
+    assert all(passes <= times for *_, passes in run.job.corpus.tokens_of_sources(run.progress.epoch, run.progress.row))

@@ -138,7 +138,7 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "_write", slow)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), 1, before=print)
-    assert checkpoints.writing()
+    assert checkpoints.is_writing()
     has_returned.set()
     for update in (2, 3):
         checkpoints.save(state(update), update, before=print)
