@@ -63,7 +63,7 @@ from trainer.pretrain.memory import flops_per_token
 LENGTHS = (64, 600)
 LONGEST = 512
 
-# Each side imports torch anew, with its own number of threads.
+# Each side imports torch itself, with its own number of threads.
 SPAWN = multiprocessing.get_context("spawn")
 
 # Figures of a turn, such as updates, text, positions, seconds
@@ -181,7 +181,6 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
         seen = [min(n, args.max_seq_len) for n in pairs]
         context = args.max_seq_len if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
-        # of a text token in a training step
         flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
         record["sides"][side.name] = {
@@ -291,7 +290,7 @@ def main() -> None:
         help="positions in a row (default 512)",
     )
     p.add_argument("--documents", type=positive(int), default=4000, help="how many (default 4000)")
-    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
+    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="1: compile our side (default 1)")
     p.add_argument("--device", help="cuda:0, mps or cpu (default: the first available)")
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures (default: out/bench.json)")
     args = p.parse_args()

@@ -1,11 +1,10 @@
-"""A plan of --budget against the configurations that one would try around it, all for the same time on a CPU. Linux only.
+"""A plan of --budget against configurations near it, all trained for the same time on a CPU. Linux only.
 
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans the budget, which takes half a minute. The others are a narrower and a wider model, twice and half the
-layers (a single one without the heads that copy, which need two), a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a half
-times the rates.
+The trainer plans the budget, which takes half a minute. `hand_made` has the others: width, layers, heads, batch and rates,
+each larger and smaller. A model of one layer lacks the heads that copy, which need two.
 A short run of each shape measures how many updates fit the plan's time: until then nothing else should run on the machine.
 Then each is trained to its number of updates; the machine's speed no longer matters. The table shows the bits per byte of
 the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the speeds and finished runs are
@@ -29,7 +28,7 @@ from collections.abc import Mapping
 
 from benchmarks.trained import TRAINER, Outcome, data_args, flag_args, folder_of, runs_parser, trained
 from common.errors import UserError
-from common.flags import positive, seed
+from common.flags import at_least, seed
 from trainer.budget import laws
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import PretrainSettings, duration
@@ -92,10 +91,10 @@ def planned(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    p = runs_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
+    p = runs_parser("budget.py", "A plan of --budget against configurations near it.")
     p.add_argument("--budget", type=duration, default="3m", help="of each run (default 3m)")
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
-    p.add_argument("--timed_updates", type=positive(int), default=40, help="updates of a timing run (default 40)")
+    p.add_argument("--timed_updates", type=at_least(2, "to log twice"), default=40, help="of a timing run (default 40)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args()
     plan_flags = planned(args)

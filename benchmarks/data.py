@@ -49,7 +49,7 @@ ROUNDS = 5
 # texts per call of the tokenizers library, enough for its own threads
 BARE_BATCH = 2000
 
-# (what, wanted, measured)
+# (what, target, measured)
 Row = tuple[str, str, str]
 
 
@@ -145,11 +145,11 @@ def main() -> None:
     p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     p.add_argument("--documents", type=positive(int), default=20_000_000, help="to plan an epoch of (20 M)")
     args = p.parse_args()
-    print("| what | wanted | measured |\n|---|---|---|", flush=True)
+    print("| what | target | measured |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as work:
         for name in args.only:
-            for what, wanted, measured in SECTIONS[name](Path(work), args):
-                print(f"| {what} | {wanted} | {measured} |", flush=True)
+            for what, target, measured in SECTIONS[name](Path(work), args):
+                print(f"| {what} | {target} | {measured} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
     seconds(training.step, device)
     figures = [figure("first update", round(time.perf_counter() - start, 1), "s")]
-    flops = flops_per_token(training.model.config, training.length)
+    flops = flops_per_token(training.model.config, training.context)
     graphs = training.engine.graphs
     for is_on in (False, True) if graphs is not None else (False,):
         if graphs is not None:
@@ -190,7 +190,7 @@ SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
 # those that run by default: they fit nine minutes
 USUAL_SECTIONS = range(7)
 # Checks that only start trainers and look at their files: nothing is timed, so they run in parallel.
-SIDE_BY_SIDE = (2, 7)
+PARALLEL_SECTIONS = (2, 7)
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
@@ -199,7 +199,7 @@ def results_of(number: int, device: torch.device, small: bool) -> Iterator[Resul
     if not isinstance(checks, Mapping):
         yield from checks(device, small)
         return
-    if number not in SIDE_BY_SIDE:
+    if number not in PARALLEL_SECTIONS:
         # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time.
         with deterministic() if device.type == "cuda" else contextlib.nullcontext():
             for name, check in checks.items():
@@ -252,10 +252,7 @@ def section_command(number: int, args: argparse.Namespace) -> list[str]:
 
 
 def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result, None, None]:
-    """Run a section in a separate process; yields its results as they come, also those before a failure.
-
-    limit: in seconds.
-    """
+    """Run a section in a process; yields its results as they come, also those before a failure. limit: in seconds."""
     if not limit:
         why = f"no time is left for it; --sections {number} runs it alone"
         yield {"what": "left out", "value": why, "ok": False}

@@ -170,9 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Bits need no quiet machine, and most of the time is compilation.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         found = pool.map(lambda case: compare(case, args.device), args.cases)
-        for case, (same, findings) in zip(args.cases, found, strict=True):
-            print(f"{'same  ' if same else 'FAILED'} {case}: {findings}", flush=True)
-            n_failed += not same
+        for case, (is_same, findings) in zip(args.cases, found, strict=True):
+            print(f"{'same  ' if is_same else 'FAILED'} {case}: {findings}", flush=True)
+            n_failed += not is_same
     return 1 if n_failed else 0
 
 

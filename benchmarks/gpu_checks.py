@@ -82,7 +82,7 @@ def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
 
 @functools.cache
 def reference_of(kind: str) -> tuple[float, torch.Tensor]:
-    """The same by plain code on the CPU, with float64 products. Norms and the loss are in float32, as everywhere."""
+    """Reference for `gradient_of`: plain code on the CPU with float64 products; norms and the loss stay in float32."""
     training = Training({**SMALL, **KINDS[kind]}, torch.device("cpu"), ROWS, T, compiled=False, dtype="float32")
     training.model.double()
     return gradient_of(training)
@@ -133,15 +133,17 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     return f"tokens of the experts: {[round(n) for n in slots]}"
 
 
-def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_dir: Path, **files: Path) -> list[str]:
+def command_of(
+    script: str, flags: str, cpu_flags: str, device: torch.device, out_dir: Path, **files: Path
+) -> list[str]:
     """The command of a trainer with its own cache, since two start at once; on a GPU without --device, as most users do.
 
-    on_cpu: further flags on a CPU.
+    cpu_flags: further flags on a CPU.
     """
     command = [sys.executable, str(ROOT / "trainer" / script), *flags.split()]
     for name, path in {"out_dir": out_dir, "cache_dir": out_dir / "cache", **files}.items():
         command += [f"--{name}", str(path)]
-    return command if device.type == "cuda" else [*command, "--device", "cpu", *on_cpu.split()]
+    return command if device.type == "cuda" else [*command, "--device", "cpu", *cpu_flags.split()]
 
 
 def output_of(process: "subprocess.Popen[str]") -> str:
@@ -196,7 +198,7 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     return f"{how}: the same weights to the last bit"
 
 
-def resumes_bitwise(script: str, flags: str, on_cpu: str, device: torch.device) -> str:
+def resumes_bitwise(script: str, flags: str, cpu_flags: str, device: torch.device) -> str:
     """`killed_and_resumed` for a small run, see `command_of`."""
     with tempfile.TemporaryDirectory() as name:
         data = Path(name, "text.jsonl")
@@ -204,7 +206,7 @@ def resumes_bitwise(script: str, flags: str, on_cpu: str, device: torch.device) 
             for number in range(600):
                 text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
                 file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
-        command_for = functools.partial(command_of, script, flags, on_cpu, device, data_path=data)
+        command_for = functools.partial(command_of, script, flags, cpu_flags, device, data_path=data)
         return killed_and_resumed(command_for, Path(name), device)
 
 
@@ -216,10 +218,10 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
         for _ in range(6):
             training.step()
         ends.append(weights_of(training))
-        recorded = training.engine.graphs is not None and training.engine.graphs.replay_end is not None
+        is_recorded = training.engine.graphs is not None and training.engine.graphs.replay_end is not None
         # A GPU without bfloat16 trains in float16, which has no graphs.
         expected = graphs and device.type == "cuda" and training.engine.dtype is not torch.float16
-        assert recorded == expected, "updates were not recorded"
+        assert is_recorded == expected, f"updates recorded: {is_recorded}, expected: {expected}"
     assert torch.equal(*ends), "other weights with graphs than without"
     return f"six updates, {backend_name(training)}: the same weights to the last bit"
 

@@ -55,9 +55,9 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
         lines = (run / "electra_small.metrics.jsonl").read_text(encoding="utf-8").splitlines()
         auc = [record["val_disc_auc"] for record in map(json.loads, lines) if "val_disc_auc" in record][-1]
         learned = f"a held-out AUC of {auc:.3f}"
-        assert auc >= MIN_AUC[device.type], f"{learned}: {MIN_AUC[device.type]} is wanted"
+        assert auc >= MIN_AUC[device.type], f"{learned}, expected {MIN_AUC[device.type]}"
         if importlib.util.find_spec("sklearn") is None:
-            return f"{learned}; not fine-tuned, for want of a package: pip install scikit-learn"
+            return f"{learned}; not fine-tuned, which needs a package: pip install scikit-learn"
 
         examples = [labelled(document) for document in documents]
         files = {
@@ -69,7 +69,7 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
         results = json.loads((folder / "glue" / TASK / "seed_42" / "eval_results.json").read_text(encoding="utf-8"))
         accuracy = results["results"]["accuracy"]
         found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
-        assert accuracy >= MIN_ACCURACY, f"{found}: {MIN_ACCURACY} is wanted"
+        assert accuracy >= MIN_ACCURACY, f"{found}, expected {MIN_ACCURACY}"
         return found
 
 

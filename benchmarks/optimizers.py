@@ -57,7 +57,7 @@ def main() -> None:
     p = runs_parser("optimizers.py", "Tokens that the recipe of plans needs for the loss of tuned AdamW.")
     p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model (default 256)")
     p.add_argument("--tokens", type=positive(int), default=4_000_000, help="for AdamW (default 4 M)")
-    p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each (default 3)")
+    p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each recipe (default 3)")
     p.add_argument(
         "--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW (2.5e-4 to 2e-3)"
     )

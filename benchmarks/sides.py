@@ -31,9 +31,9 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
 from trainer.optim.schedules import get_lr
 
-# Their names in bench.py
+# names of the sides
 SIDES = ("plain", "hf", "hf-compiled", "ours")
-# Updates, more than any run makes
+# more updates than any run makes
 ENDLESS = 10**6
 
 
@@ -92,8 +92,7 @@ class Turns:
 
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
     """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
-    on a GPU, fp32 elsewhere.
-    """
+    on a GPU, fp32 elsewhere."""
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
     dataset = PretrainDataset(args.documents_file, load_tokenizer(DEFAULT), args.max_seq_len)
     turns.begin(model)
@@ -122,7 +121,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
 def train_hf(
     args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns, compiled: bool = False
 ) -> None:
-    """Labels are the inputs, shifted by the model: T - 1 targets a row."""
+    """The Hugging Face Trainer. Labels are the inputs, shifted by the model: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     from model.hf_format import hf_config

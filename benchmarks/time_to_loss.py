@@ -105,15 +105,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "time_to_loss.py", "Does a run of --budget reach the loss of another trainer after a given number of minutes?"
     )
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
-    p.add_argument("--minutes", type=positive(float), required=True, help="its training time")
+    p.add_argument("--minutes", type=positive(float), required=True, help="training time of the rival")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
     p.add_argument("--rates", type=positive(float), nargs="+", help="learning rates (default: plain its own, hf three)")
     p.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="of the matrix products of its updates, as made here (default: its own)",
+        help="precision in which the rival's updates are made here (default: the rival's)",
     )
-    p.add_argument("--seconds", type=positive(float), default=240, help="to measure its speed (default 240)")
+    p.add_argument("--seconds", type=positive(float), default=240, help="to measure the rival's speed (default 240)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args(argv)
     rival = RIVALS[args.rival]

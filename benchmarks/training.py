@@ -37,7 +37,7 @@ MEAN_LENGTH = 320
 class Training:
     """A model with its engine and one batch, on which every step trains.
 
-    fields: of the MiniMindConfig. length: sum(n^2) / sum(n) over the documents' lengths n, for flops_per_token.
+    fields: of the MiniMindConfig. context: sum(n^2) / sum(n) over the documents' lengths n, for flops_per_token.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Training:
         config = MiniMindConfig(**fields)
         self.model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
         generator = torch.Generator().manual_seed(1)
-        batch, self.length = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
+        batch, self.context = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader yields it, and on the device
         self.host_batch = batch
         self.batch = to_device(batch, device)

@@ -154,5 +154,5 @@ def compiled_backend(
         return CompiledBackend(shape, on_gpu, notice)
     notice = "attention: FlexAttention, which skips the blocks of other documents"
     if tile is not None:
-        notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
+        notice = f"attention: FlexAttention in tiles of {tile} positions; its default ones do not work here ({reason})"
     return CompiledFlexBackend(shape, tile, notice)

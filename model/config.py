@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 GENERATIONS = ("minimind2", "minimind3")
 
-# exports to other libraries that have a field, under the same name
+# values of `exported`: the Hugging Face exports that have the field, all or only those of models with experts
 ALL_EXPORTS = "all"
 EXPERT_EXPORTS = "experts"
 
@@ -39,7 +39,7 @@ class Fields:
     num_hidden_layers: int = declare(8, architecture=True, exported=ALL_EXPORTS)
     num_attention_heads: int = declare(8, architecture=True, exported=ALL_EXPORTS)
     num_key_value_heads: int = declare(2, 4, architecture=True, exported=ALL_EXPORTS)
-    # hidden_size / num_attention_heads
+    # default: hidden_size / num_attention_heads
     head_dim: int = declare(None, architecture=True, exported=ALL_EXPORTS)
     intermediate_size: int = declare(None, architecture=True, exported=ALL_EXPORTS)
     hidden_act: str = declare("silu")
@@ -63,7 +63,7 @@ class Fields:
     num_experts: int = declare(4, architecture=True, exported=EXPERT_EXPORTS, alias="n_routed_experts")
     num_experts_per_tok: int = declare(2, 1, architecture=True, exported=EXPERT_EXPORTS)
     n_shared_experts: int = declare(1, 0, architecture=True)
-    # intermediate_size
+    # default: intermediate_size
     moe_intermediate_size: int = declare(None, architecture=True, exported=EXPERT_EXPORTS)
     router_aux_loss_coef: float = declare(0.1, 5e-4, architecture=True, exported=EXPERT_EXPORTS, alias="aux_loss_alpha")
     seq_aux: bool = declare(True, False, architecture=True)

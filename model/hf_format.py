@@ -25,7 +25,7 @@ from model.pth_format import TABLES, StateDict, model_with
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 # shards of large weights, as save_pretrained names them
-PARTS = "model-*-of-*.safetensors"
+SHARDS = "model-*-of-*.safetensors"
 # upper bound: published models have a few hundred
 MAX_LAYERS = 2_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -163,13 +163,13 @@ def read_config(folder: Path) -> MiniMindConfig:
         own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
         twin = hf_config(own)
         layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
-        for name, value, wanted in (
+        for name, value, expected in (
             ("rope_parameters", rope, twin.rope_parameters),
             ("layer_types", sorted(layer_types), ["full_attention"]),
             *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
         ):
-            if value != wanted:
-                raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")
+            if value != expected:
+                raise ValueError(f"{name} is {value!r:.60}; MiniMind has only {expected!r:.60}")
     except Exception as error:
         # The exceptions vary with the version of transformers.
         raise ValueError(f"{folder / CONFIG}: {one_line(error)[:250]}") from None
@@ -230,9 +230,9 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
         raise UserError(f"{what}: no model can be loaded from there ({loader_error_reason(error)})") from error
     shapes = "{} is {} in the file, {} in the config"
     faults["mismatched_keys"] = [
-        shapes.format(key, list(found), list(wanted)) for key, found, wanted in faults["mismatched_keys"]
+        shapes.format(key, list(found), list(expected)) for key, found, expected in faults["mismatched_keys"]
     ]
-    return network, {what: sorted(keys) for what, keys in faults.items()}
+    return network, {fault: sorted(keys) for fault, keys in faults.items()}
 
 
 def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
@@ -245,11 +245,11 @@ def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
     and for a dtype that is not in DTYPES.
     """
     whole = folder / WEIGHTS
-    parts = [] if whole.exists() else sorted(folder.glob(PARTS))
-    if any(not path.stem.endswith(f"-of-{len(parts):05}") for path in parts):
-        raise ValueError(f"{folder}: a part {PARTS} is missing, or there are those of several models")
+    shards = [] if whole.exists() else sorted(folder.glob(SHARDS))
+    if any(not path.stem.endswith(f"-of-{len(shards):05}") for path in shards):
+        raise ValueError(f"{folder}: a shard {SHARDS} is missing, or there are those of several models")
     theirs: StateDict = {}
-    for path in parts or [whole]:
+    for path in shards or [whole]:
         try:
             theirs.update(load_file(path))
         except (OSError, SafetensorError) as error:

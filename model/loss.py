@@ -15,7 +15,7 @@ CHUNK_ROWS = 2048
 GPU_CHUNK_ROWS = 16_384
 # Upper bound of a chunk's fp32 logits, so that a large vocabulary does not fill a small card
 GPU_CHUNK_BYTES = 512_000_000
-FP32 = 4
+FP32_BYTES = 4
 # GPUs multiply whole tiles.
 TILE = 128
 
@@ -24,7 +24,7 @@ def chunk_rows(device_type: str, vocab_size: int) -> int:
     """Maximum rows of logits at a time on a device of this type."""
     if device_type != "cuda":
         return CHUNK_ROWS
-    rows = GPU_CHUNK_BYTES // (FP32 * vocab_size) // TILE * TILE
+    rows = GPU_CHUNK_BYTES // (FP32_BYTES * vocab_size) // TILE * TILE
     # Smaller chunks than those of a CPU would be slow, whatever the vocabulary is.
     return max(CHUNK_ROWS, min(GPU_CHUNK_ROWS, rows))
 
@@ -74,9 +74,9 @@ def chunked_cross_entropy(
     """
     # Checked here: inside the Function's forward the gradient mode is always off, and `needs_input_grad` is True for
     # weights even under no_grad.
-    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     dtype = compute_dtype(hidden)
-    if wanted:
+    if needs_gradient:
         return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, loss_and_gradient)
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):

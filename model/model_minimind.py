@@ -43,14 +43,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = config.rms_norm_eps
-        self.scale_in_fp32 = config.generation == "minimind3"
+        self.scales_in_fp32 = config.generation == "minimind3"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] -> [..., size]"""
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         # The public models differ in the order of the last two steps, and so in the last bit of half precision.
-        if self.scale_in_fp32:
+        if self.scales_in_fp32:
             return (self.weight * normed).type_as(x)
         return self.weight * normed.type_as(x)
 
@@ -116,8 +116,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(H, config.num_key_value_heads * D, bias=False)
         self.v_proj = nn.Linear(H, config.num_key_value_heads * D, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * D, H, bias=False)
-        self.qk_norm = config.generation == "minimind3"
-        if self.qk_norm:
+        self.has_qk_norm = config.generation == "minimind3"
+        if self.has_qk_norm:
             self.q_norm = RMSNorm(D, config)
             self.k_norm = RMSNorm(D, config)
 
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         q = q.view(B, T, -1, self.head_dim)
         k = k.view(B, T, -1, self.head_dim)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, G, T, D]
-        if self.qk_norm:
+        if self.has_qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
         q = rotate(q.transpose(1, 2), layout.cos, layout.sin)  # [B, N, T, D]

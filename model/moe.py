@@ -79,7 +79,7 @@ def _expert(config: MiniMindConfig) -> FeedForward:
 class _FullPrecisionLinear(torch.autograd.Function):
     """F.linear in fp32, forward and backward, whatever autocast says: close scores decide the routing.
 
-    On a GPU `compile_blocks` allows TF32 for all products of a run with --dtype float32, and for none otherwise.
+    On a GPU `set_up` (trainer/machine/compiling.py) allows TF32 for all products with --dtype float32, else for none.
 
     A context around the forward pass is not enough: a compiled backward pass runs under the autocast of the whole
     compiled region, so its products would be in half precision.

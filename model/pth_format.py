@@ -184,12 +184,12 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
         return len({match[1] for match in found if match})
 
     vocab_size, hidden_size = size(EMBEDDINGS), size(EMBEDDINGS, axis=1)
-    qk_norm = ATTENTION + "q_norm.weight" in state
-    generation = overrides.get("generation") or ("minimind3" if qk_norm else "minimind2")
+    has_qk_norm = ATTENTION + "q_norm.weight" in state
+    generation = overrides.get("generation") or ("minimind3" if has_qk_norm else "minimind2")
     defaults = MiniMindConfig(generation=generation)
     q_rows = size(ATTENTION + "q_proj.weight")
     k_rows = size(ATTENTION + "k_proj.weight")
-    head_dim = overrides.get("head_dim") or (size(ATTENTION + "q_norm.weight") if qk_norm else None)
+    head_dim = overrides.get("head_dim") or (size(ATTENTION + "q_norm.weight") if has_qk_norm else None)
     heads = overrides.get("num_attention_heads")
     if heads is None and head_dim is not None:
         heads = q_rows // head_dim

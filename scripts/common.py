@@ -112,7 +112,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
         # Such as an ELECTRA, which transformers would load anyway
-        raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
+        raise UserError(f"{path}: {kinds[0]} is no causal language model: it cannot continue a text")
     model: PreTrainedModel
     # An empty GenerationConfig in place of the folder's: our flags set the sampling.
     model, faults = load_network(str(path), path, AutoModelForCausalLM, config, generation_config=GenerationConfig())

@@ -99,8 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
     model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
-    if args.max_length > max_positions(model.config):
-        raise UserError(f"--max_length {args.max_length}: the model has {max_positions(model.config)} positions")
+    if args.task != "answers" and args.max_length > max_positions(model.config):
+        raise UserError(f"--max_length {args.max_length}: at most {max_positions(model.config)}, the model's positions")
     dtype = dtype_of_flag(args.dtype, model.device)
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
@@ -207,10 +207,12 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
-    if encoder.bos_id is None and encoder.eos_id is None:
-        raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
     # Without BOS, EOS takes its place: the first token needs context.
-    before = [encoder.eos_id] if encoder.bos_id is None else []
+    before: list[int] = []
+    if encoder.bos_id is None:
+        if encoder.eos_id is None:
+            raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
+        before = [encoder.eos_id]
     rows: list[Row] = []
     # file of each pair
     files: list[str] = []

@@ -5,8 +5,8 @@
 
 The folder holds a model that transformers, vLLM, llama.cpp and others know: Llama for a dense minimind2, Qwen2-MoE for
 its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. It contains no code. It is reloaded and its logits are
-compared with the source's on real text before it gets its name. On the way back the two models are compared before the
-weights are rounded to half precision.
+compared with the source's on real text before the folder is renamed to --out_dir. --to_pth compares the two models before
+the weights are rounded to half precision.
 """
 
 import sys
@@ -97,13 +97,13 @@ def export(
             raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
     model = load_model(weight)
     if not isinstance(model, MiniMindForCausalLM):
-        raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
+        raise UserError(f"{weight} is no MiniMind but a {type(model).__name__}; --to_pth makes a .pth of an export")
     tokenizer = tokenizer_of(weight, tokenizer_path)
     encoder = DocumentEncoder(tokenizer)
     config = hf_config(model.config)
     if model.config.use_moe and (model.config.hidden_size % 4 or model.config.moe_intermediate_size % 4):
         raise UserError(
-            "transformers has experts only where 4 divides hidden_size and moe_intermediate_size; export_gguf.py has all"
+            "transformers computes experts only if 4 divides hidden_size and moe_intermediate_size; export_gguf.py exports any"
         )
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)

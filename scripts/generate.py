@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if chat is None:
                 if prompt.endswith(" "):
-                    note = "note: the prompt ends in a space, which most tokens bring along: without it the text goes on better"
+                    note = "note: the prompt ends in a space, with which most tokens begin: without it the text continues better"
                     announce(note, to_stderr=True)
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_interactive, echo=prompt)
                 continue
@@ -96,13 +96,13 @@ def stdin_prompts() -> Iterator[str]:
         sys.stdin.reconfigure(errors="surrogateescape")
     # None: closed by the caller
     if sys.stdin is None or not sys.stdin.isatty():
-        came = False
+        has_prompt = False
         for line in sys.stdin or ():
             if line.strip():
-                came = True
+                has_prompt = True
                 # Windows starts a pipe with a byte-order mark.
                 yield line.removeprefix("\ufeff").rstrip("\n")
-        if not came:
+        if not has_prompt:
             raise UserError("no prompt came through the standard input: name one on the command line")
         return
     # Windows has no such module.

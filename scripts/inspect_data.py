@@ -99,14 +99,14 @@ class Section:
     """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it. below: findings, a line each."""
 
     title: str
-    heads: list[str]
+    header: list[str]
     rows: list[list[str]]
     bars: list[float] | None = None
     below: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """First column left-aligned, numbers right-aligned."""
-        table = [self.heads, *self.rows] if self.rows else []
+        table = [self.header, *self.rows] if self.rows else []
         widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
         lines = [self.title.upper()]
         for i, cells in enumerate(table):
@@ -235,8 +235,8 @@ class DataLook:
             yield name, np.flatnonzero(self.source_of == number)
 
     def _sources(self) -> Section:
-        heads = ["", "conversations" if self.is_chat else "documents", "tokens", "MB of text", "bytes a token"]
-        heads += ["median length", "longest"] + (["tokens of answers"] if self.is_chat else [])
+        header = ["", "conversations" if self.is_chat else "documents", "tokens", "MB of text", "bytes a token"]
+        header += ["median length", "longest"] + (["tokens of answers"] if self.is_chat else [])
         answers = None
         # tokens of a document beside its text; of a conversation none: the template writes all
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
@@ -245,16 +245,16 @@ class DataLook:
             most = self.settings.max_seq_len - 1
             answers = self.encoder.answers.count(self.store, np.arange(len(self.store)), most)
         rows = []
-        for name, mine in self._documents_of_sources():
-            lengths = self.lengths[mine]
-            tokens, n_bytes = int(lengths.sum()), int(self.text_bytes[mine].sum(dtype=np.int64))
-            in_texts = max(tokens - added * len(mine), 1)
-            row = [name, f"{len(mine):,}", f"{tokens:,}", f"{n_bytes / 1e6:,.1f}", f"{n_bytes / in_texts:.2f}"]
-            row += [f"{int(np.median(lengths)) if len(mine) else 0:,}", f"{int(lengths.max(initial=0)):,}"]
+        for name, documents in self._documents_of_sources():
+            lengths = self.lengths[documents]
+            tokens, n_bytes = int(lengths.sum()), int(self.text_bytes[documents].sum(dtype=np.int64))
+            in_texts = max(tokens - added * len(documents), 1)
+            row = [name, f"{len(documents):,}", f"{tokens:,}", f"{n_bytes / 1e6:,.1f}", f"{n_bytes / in_texts:.2f}"]
+            row += [f"{int(np.median(lengths)) if len(documents) else 0:,}", f"{int(lengths.max(initial=0)):,}"]
             if answers is not None:
-                row.append(share_of(int(answers[mine].sum(dtype=np.int64)), tokens))
+                row.append(share_of(int(answers[documents].sum(dtype=np.int64)), tokens))
             rows.append(row)
-        return Section("Sources", heads, rows)
+        return Section("Sources", header, rows)
 
     def _lengths(self) -> Section:
         """Bins from each power of two to the next, empty ones in between included."""
@@ -274,10 +274,10 @@ class DataLook:
         """Counts, and the documents with the most copies of each kind."""
         is_copy = copies.of != NONE
         rows = []
-        for name, mine in self._documents_of_sources():
-            exact, copied = int(copies.is_exact[mine].sum()), int(is_copy[mine].sum())
-            near = share_of(copied - exact, len(mine)) if self.settings.texts else "not looked for"
-            rows.append([name, share_of(exact, len(mine)), near])
+        for name, documents in self._documents_of_sources():
+            exact, copied = int(copies.is_exact[documents].sum()), int(is_copy[documents].sum())
+            near = share_of(copied - exact, len(documents)) if self.settings.texts else "not looked for"
+            rows.append([name, share_of(exact, len(documents)), near])
         below = []
         if self.settings.texts and is_copy.any():
             below.append(
@@ -286,7 +286,7 @@ class DataLook:
             )
         for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
             originals, counts = np.unique(copies.of[chosen], return_counts=True)
-            # Ties: the first one
+            # A stable sort: of equal counts the earlier document comes first.
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])

@@ -109,11 +109,11 @@ class PlayedModel:
         self.encoder = encoder
         self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
         # torch has one global random generator: one text at a time.
-        self.computing = threading.Lock()
+        self.lock = threading.Lock()
 
     def write(self, request: dict[str, Any], send: Send) -> dict[str, Any]:
         """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
-        with self.computing:
+        with self.lock:
             sampling: Sampling = request["sampling"]
             if "text" in request:
                 ids = self.encoder.prompt_ids(request["text"])

@@ -123,7 +123,7 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
     line = complaint(capsys, generate.main, arguments)
-    assert line.startswith("error: --chat: the chat template of this tokenizer")
+    assert line.startswith("error: the chat template of this tokenizer")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
     assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
 

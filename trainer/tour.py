@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 if __package__ in (None, ""):
-    # Run as a script, sys.path starts with trainer/, which could shadow a dependency.
+    # Run by path: nothing in trainer/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
-    # Run by path, trainer/ would come first on the path, and could shadow a dependency.
+    # Run by path: nothing in trainer/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     from common.start import guard_imports
@@ -51,7 +51,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import check_unknown_share, vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
-from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
+from trainer.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import launch, lock_files
@@ -105,7 +105,7 @@ def seeds(settings: GlueSettings) -> range:
 # --------------------------------------------------------------------------------------------- before the runs
 
 
-def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[Data]:
+def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[TaskData]:
     """The tasks. Every mismatch is found here, before hours of training. Errors: UserError, DataError."""
     ranks = surroundings.ranks
     dtype, precision_notices = pick_dtype(settings.dtype, surroundings.device)
@@ -113,7 +113,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     out = Path(settings.out_dir)
     with user_errors():
         if settings.do_eval:
-            # scipy comes with it.
+            # scikit-learn brings scipy.
             optional_package("sklearn", "for the metrics", package="scikit-learn")
         # Rank 0 checks first: its error ends all ranks, and is reported once.
         places = on_main(ranks, lambda: task_places(settings))
@@ -131,15 +131,15 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
 
         if not settings.from_resume:
             on_main(ranks, make_room)
-    if passed_over := settings.passed_over():
-        say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
+    if ignored_flags := settings.ignored_flags():
+        say(f"ignored, since they have no effect here: {', '.join(ignored_flags)}")
     absent = [TASKS[name].folder for name in TASKS if name not in places]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
     compiles = settings.use_compile == "1"
     no_training = "" if settings.do_train else "--do_train is off"
     no_evaluation = no_training or ("" if settings.do_eval else "--do_eval is off")
-    own = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
+    no_own_task = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
     own_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
     reasons = {
         "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
@@ -152,26 +152,12 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "warmup_steps": own_warmup,
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
-        **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),
-        "test_file": own or ("" if settings.do_predict else "--do_predict is off"),
+        **dict.fromkeys(("train_file", "dev_file", "text", "label"), no_own_task),
+        "test_file": no_own_task or ("" if settings.do_predict else "--do_predict is off"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
     return tasks
-
-
-def find_model(model_path: str) -> Path:
-    """The folder that --model_path names; a name is looked up in the local cache of Hugging Face. Errors: UserError."""
-    path = expand_user(model_path)
-    if (path / "config.json").exists():
-        return path
-    with contextlib.suppress(OSError, ValueError):
-        if cached := cached_file(model_path, "config.json", local_files_only=True):
-            return Path(cached).parent
-    raise UserError(
-        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
-        "train_electra.py leaves electra_small/discriminator"
-    )
 
 
 def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
@@ -215,10 +201,44 @@ def own_task(settings: GlueSettings, kind: str) -> Task:
     return task
 
 
+def find_model(model_path: str) -> Path:
+    """The folder that --model_path names; a name is looked up in the local cache of Hugging Face. Errors: UserError."""
+    path = expand_user(model_path)
+    if (path / "config.json").exists():
+        return path
+    with contextlib.suppress(OSError, ValueError):
+        if cached := cached_file(model_path, "config.json", local_files_only=True):
+            return Path(cached).parent
+    raise UserError(
+        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
+        "train_electra.py leaves electra_small/discriminator"
+    )
+
+
+def check_earlier(settings: GlueSettings, out: Path, places: Mapping[str, Any], model: Path) -> None:
+    """Errors: UserError if results of an earlier command are neither resumed nor replaced, and if the initial model is
+    in a folder that is replaced."""
+    for name in places:
+        replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
+        if not settings.from_resume:
+            replaced += out.glob(f"{name}/seed_*")
+            if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
+                raise UserError(
+                    f"--out_dir: {out / name} holds results already: name another folder, replace them with "
+                    "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
+                )
+        for path in replaced:
+            if model.resolve().is_relative_to(path.resolve()):
+                raise UserError(
+                    f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
+                    "elsewhere, or name another --out_dir"
+                )
+
+
 def read_tasks(
     settings: GlueSettings, ranks: Ranks, places: Mapping[str, tuple[Path, Task]], model: Path, say: Say
-) -> list[Data]:
-    """The Data of the tasks. The files that this command needs must exist; test files are optional."""
+) -> list[TaskData]:
+    """The TaskData of the tasks. The files that this command needs must exist; test files are optional."""
     path = expand_user(settings.vocab_path) if settings.vocab_path else model
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
@@ -263,35 +283,15 @@ def read_tasks(
             "tokenizer": fingerprint[:16],
             "model (--model_path, --from_scratch)": of_model,
         }
-        tasks.append(Data(name, task, digests, model, tokenizer, train, dev, test))
+        tasks.append(TaskData(name, task, digests, model, tokenizer, train, dev, test))
     return tasks
-
-
-def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Any], model: Path) -> None:
-    """Errors: UserError if results of an earlier command are neither resumed nor replaced, and if the initial model is
-    in a folder that is replaced."""
-    for name in names:
-        replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
-        if not settings.from_resume:
-            replaced += out.glob(f"{name}/seed_*")
-            if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
-                raise UserError(
-                    f"--out_dir: {out / name} holds results already: name another folder, replace them with "
-                    "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
-                )
-        for path in replaced:
-            if model.resolve().is_relative_to(path.resolve()):
-                raise UserError(
-                    f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
-                    "elsewhere, or name another --out_dir"
-                )
 
 
 # ------------------------------------------------------------------------------------------------------ a run
 
 
 def run_seed(
-    settings: GlueSettings, surroundings: Surroundings, data: Data, seed: int, say: Say
+    settings: GlueSettings, surroundings: Surroundings, data: TaskData, seed: int, say: Say
 ) -> tuple[int, dict[str, Any]]:
     """Train, evaluate and predict with one seed. Returns (exit code, content of its eval_results.json)."""
     folder = Path(settings.out_dir) / data.name / f"seed_{seed}"
@@ -315,7 +315,7 @@ def run_seed(
 
     earlier = on_main(ranks, done_before)
     if earlier is not None:
-        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
+        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results']) or 'not evaluated'}")
         return 0, earlier
     say(f"--- {data.name}, seed {seed}")
     on_main(ranks, lambda: remove(folder / "predictions"))
@@ -330,7 +330,7 @@ def run_seed(
     result["updates"] = trainer.progress.update
     with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
         stop_request = evaluate_and_predict(job, surroundings.signals, result, say)
-    # The evaluation has used it again after the run's end.
+    # The evaluation has used the engine again after the run's end.
     trainer.engine.close()
     if stop_request:
         say(f"stopped by {signal_name(stop_request)}; the same command with --from_resume 1 evaluates what is trained")
@@ -371,7 +371,8 @@ def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, A
         say(f"predictions: {target}")
     if settings.eval_all_checkpoints and settings.do_eval:
         result["checkpoints"] = {}
-        for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
+        saved = {int(path.name.removeprefix("checkpoint-")): path for path in job.folder.glob("checkpoint-*[0-9]")}
+        for update, path in sorted(saved.items()):
             job.engine.load_weights(load_file(path / "model.safetensors"))
             metrics, stop_request = metrics_after(update)
             if stop_request:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run as a script, sys.path starts with trainer/, which could shadow a dependency.
+    # Run by path: nothing in trainer/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     from common.start import guard_imports
@@ -74,8 +74,7 @@ def init_model(
     device: str | None = None,
 ) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]:
     """Returns (model, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
-    model. device: None: the best available. Errors: UserError.
-    """
+    model. device: None: the best available. Errors: UserError."""
     tokenizer = load_tokenizer(tokenizer_path)
     model = first_model.init_model(lm_config, from_weight, save_dir, "default")
     return model.to(pick_device(device)), tokenizer  # type: ignore[arg-type]  # transformers wraps it without its types

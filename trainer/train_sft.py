@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run by path, trainer/ would come first on the path, and could shadow a dependency.
+    # Run by path: nothing in trainer/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     from common.start import guard_imports

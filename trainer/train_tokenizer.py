@@ -39,7 +39,7 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 BPE, WORDPIECE = "bpe", "wordpiece"
-# Inside a class __doc__ is its own.
+# In the class below, __doc__ is the class's.
 DESCRIPTION = __doc__ or ""
 
 

@@ -24,7 +24,7 @@ from model.loss import IGNORE
 MIN_POSITIONS = 5
 # Share of the examples with one segment, as in single-sentence tasks
 SINGLE_SEGMENT = 0.1
-# Share whose target length is random, from MIN_POSITIONS up.
+# Share of the examples with a random target length, from MIN_POSITIONS up
 RANDOM_TARGET = 0.05
 # Probability that a line which overfills the first segment is still added to it
 OVERFLOW = 0.5
@@ -91,8 +91,8 @@ class Examples:
         # Tokens to gather
         random_target = MIN_POSITIONS + target_draw * (T - MIN_POSITIONS + 1)
         target = np.where(kind_draw < RANDOM_TARGET, random_target, T).astype(np.int64)
-        # Target length of the first segment: half of that, without CLS and two SEPs, or unbounded.
-        wanted = np.where(single_draw < SINGLE_SEGMENT, 1 << 40, (target - 3) // 2)
+        # Target length of the first segment: half of the target without CLS and two SEPs, or unbounded.
+        first_target = np.where(single_draw < SINGLE_SEGMENT, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
             """The end of the line that holds the token before the place `at`."""
@@ -101,11 +101,11 @@ class Examples:
 
         # Whole lines, until there are at least `target` tokens.
         end = end_of_line(place + target)
-        # The first segment: the lines that stay below `wanted`, but one line at least.
-        whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
+        # The first segment: the lines that stay below `first_target`, but one line at least.
+        whole = line_ends[np.maximum(np.searchsorted(line_ends, place + first_target) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
         # By chance, also the line that overfills it.
-        takes_one_more = (split < end) & (split - place < wanted) & (overflow_draw < OVERFLOW)
+        takes_one_more = (split < end) & (split - place < first_target) & (overflow_draw < OVERFLOW)
         split = np.where(takes_one_more, end_of_line(split + 1), split)
         # Tokens beyond the row start the next example.
         first = np.minimum(split - place, T - 2)

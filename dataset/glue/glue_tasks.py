@@ -17,9 +17,8 @@ class Task(NamedTuple):
 
     # the benchmark's folder, or the name of a custom task
     folder: str
-    # Columns of the sentences.
+    # columns of the sentences and of the label
     text: Words
-    # Column of the label.
     label: str
     # label words in class order; empty: the label is a score
     labels: Words

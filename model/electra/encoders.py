@@ -95,15 +95,15 @@ def attention(
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
-def ready_mask(real: torch.Tensor, in_graphs: bool = False) -> torch.Tensor:
-    """Returns an encoder's mask [R, 1, T, T]: all queries of a row see its real positions. real: bool [R, T].
+def ready_mask(is_text: torch.Tensor, in_graphs: bool = False) -> torch.Tensor:
+    """Returns an encoder's mask [R, 1, T, T]: all queries of a row see its text. is_text: bool [R, T], False at padding.
 
     transformers uses a four-dimensional mask as it is, without inspecting it. in_graphs: for compiled layers, which on a
     CPU get an additive float mask: with a bool they would convert it for each score, in every layer.
     """
-    R, T = real.shape
-    seen = real[:, None, None, :]
-    if in_graphs and real.device.type == "cpu":
+    R, T = is_text.shape
+    seen = is_text[:, None, None, :]
+    if in_graphs and is_text.device.type == "cpu":
         seen = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
     return seen.expand(R, 1, T, T)
 
@@ -120,7 +120,7 @@ def use_fast_attention(network: Any) -> None:
     """
     positions = getattr(network.config, "position_embedding_type", "absolute")
     if positions != "absolute":
-        raise ValueError(f"the model's position_embedding_type is {positions}: transformers 5 has absolute alone")
+        raise ValueError(f"the model's position_embedding_type is {positions}; transformers 5 has only absolute")
     # `attention` returns no attention weights, and transformers refuses to save a config that asks for them.
     network.config.output_attentions = False
     network.config._attn_implementation = QUICK_ON_CPU

@@ -89,7 +89,7 @@ def init_position_embeddings(network: Any) -> None:
 # ------------------------------------------------------------------------------------------------ the model
 
 
-class Losses(NamedTuple):
+class Output(NamedTuple):
     """Results of a batch. mlm and disc: 0-d sums of the losses over masked and over all non-padding positions."""
 
     mlm: torch.Tensor
@@ -157,14 +157,14 @@ class ElectraPretrainer(torch.nn.Module):
         labels: torch.Tensor,
         token_type_ids: torch.Tensor,
         lengths: torch.Tensor,
-    ) -> Losses:
-        """The Losses of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R]."""
+    ) -> Output:
+        """The Output of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R]."""
         # Evaluation, without dropout, would compile another graph, and so would another shape.
         in_graphs = self.training and self.compiled_shape == tuple(ids.shape)
-        eager = self.compiled_shape is not None and not in_graphs
-        with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
-            real = non_padding(ids, lengths)
-            mask = ready_mask(real, in_graphs)
+        is_eager = self.compiled_shape is not None and not in_graphs
+        with torch.compiler.set_stance("force_eager") if is_eager else contextlib.nullcontext():
+            is_text = non_padding(ids, lengths)
+            mask = ready_mask(is_text, in_graphs)
             inputs = {"token_type_ids": token_type_ids, "attention_mask": mask}
             # The generator's head runs at the masked positions only: at all of them it would take longer than the layers.
             hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
@@ -185,9 +185,9 @@ class ElectraPretrainer(torch.nn.Module):
             # Smoothing as in https://github.com/richarddwang/electra_pytorch: "replaced" stays 1, "original" becomes disc_smooth.
             target = torch.where(replaced, 1.0, self.disc_smooth)
             losses = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
-            disc = torch.where(real, losses, 0.0).sum()
+            disc = torch.where(is_text, losses, 0.0).sum()
             # In float32 the logits are a view of the head's output; FSDP2 would warn of a view with a gradient.
-            return Losses(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
+            return Output(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
 
     def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and the functions of the generator's logits. shape: (rows,

@@ -52,8 +52,8 @@ def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
     """
     dtype = compute_dtype(tokens)
     device = tokens.device
-    aligned = all(size * dtype.itemsize % 16 == 0 for size in experts[0].gate_proj.weight.shape)
-    if not (aligned and hasattr(F, "grouped_mm")):
+    is_aligned = all(size * dtype.itemsize % 16 == 0 for size in experts[0].gate_proj.weight.shape)
+    if not (is_aligned and hasattr(F, "grouped_mm")):
         return False
     if dtype == torch.float32:
         # The compiler's shape check of grouped_mm accepts bf16 only.
@@ -124,17 +124,16 @@ def dispatch_plan(
     device = chosen.device
     n = len(expert_of_slot)
 
-    # The expert of each slot, and the slot's rank within its expert. A sort would do the same; a cumulative sum over a
-    # table of E rows is faster, and the compiler can fuse it.
-    is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
-    # from 1
-    rank = is_mine.cumsum(dim=1)
+    # The expert of each slot, and the slot's rank within its expert, from 1. A sort would do the same; a cumulative sum
+    # over a table of E rows is faster, and the compiler can fuse it.
+    is_of_expert = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
+    rank = is_of_expert.cumsum(dim=1)
 
     # Each expert's rows start where those of the previous one end, padded to the alignment.
     sizes = _rounded_up(rank[:, -1], alignment)
     ends = sizes.cumsum(dim=0)
     starts = ends - sizes
-    place = (is_mine * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
+    place = (is_of_expert * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
 
     # The worst case: alignment - 1 padding rows for every expert. So M does not depend on the routing.
     M = _rounded_up(n + num_experts * (alignment - 1), alignment)
@@ -159,9 +158,9 @@ def blocked_experts(
     rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
     blocks = rows.unflatten(0, (-1, size))  # [blocks, size, H]
     first_row = torch.arange(0, len(rows), size, device=rows.device)
-    owner = (first_row >= ends.unsqueeze(1)).sum(dim=0)  # [blocks]: the expert of each
-    gate, up = _BlockProduct.apply(blocks, gate_up, owner).chunk(2, dim=-1)
-    routed = _BlockProduct.apply(F.silu(gate) * up, down, owner).flatten(0, 1)
+    expert_of_block = (first_row >= ends.unsqueeze(1)).sum(dim=0)  # [blocks]
+    gate, up = _BlockProduct.apply(blocks, gate_up, expert_of_block).chunk(2, dim=-1)
+    routed = _BlockProduct.apply(F.silu(gate) * up, down, expert_of_block).flatten(0, 1)
     return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
 
 
@@ -180,10 +179,9 @@ class _BlockProduct(torch.autograd.Function):
     """Product of each block with its expert's weight: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-        """owner [blocks]: the expert of each."""
-        ctx.save_for_backward(rows, weight, owner)
-        return rows @ weight[owner].transpose(1, 2)
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, weight, expert_of_block)
+        return rows @ weight[expert_of_block].transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -195,19 +193,19 @@ class _BlockProduct(torch.autograd.Function):
 # from forward to backward: a gigabyte for eight layers.
 @torch.library.custom_op("minimind::block_gradients", mutates_args=())
 def _block_gradients(
-    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
     per_block = grad.transpose(1, 2) @ rows  # [blocks, O, I]
     # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
-    is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
-    d_weight = is_mine.to(per_block.dtype) @ per_block.flatten(1)
-    return grad @ weight[owner], d_weight.view(weight.shape)
+    is_of_expert = expert_of_block == torch.arange(len(weight), device=weight.device).unsqueeze(1)  # [E, blocks]
+    d_weight = is_of_expert.to(per_block.dtype) @ per_block.flatten(1)
+    return grad @ weight[expert_of_block], d_weight.view(weight.shape)
 
 
 @_block_gradients.register_fake
 def _(
-    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
 

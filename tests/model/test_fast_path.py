@@ -86,7 +86,7 @@ NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
     "works, dropout, tried, line",
     [
         ({None, 64, 32}, 0.0, [None], "attention: FlexAttention, which skips the blocks of other documents"),
-        ({32}, 0.0, [None, 64, 32], f"{IN_TILES} of 32 positions; its own do not work here ({NOT_HERE})"),
+        ({32}, 0.0, [None, 64, 32], f"{IN_TILES} of 32 positions; its default ones do not work here ({NOT_HERE})"),
         (set(), 0.0, [None, 64, 32], f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
         ({None}, 0.1, [], f"{WITH_A_MASK}: the faster ones have no dropout"),
     ],

@@ -91,7 +91,7 @@ def test_a_text_ends_when_the_browser_leaves(server):
         connection.request("POST", "/api/generate", body, own_headers(server))
         connection.getresponse().readline()
         connection.close()
-        wait_until(lambda: not server.model.computing.locked())
+        wait_until(lambda: not server.model.lock.locked())
     assert tokens.call_count < 500
 
 

@@ -329,7 +329,7 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
             {"generator_config": "a.json", "discriminator_config": "b.json"},
             "--generator_config decides the networks: drop --num_hidden_layers",
         ),
-        ({"generator_config": "a.json"}, "--generator_config needs the other one too"),
+        ({"generator_config": "a.json"}, "--generator_config: give both"),
     ],
 )
 def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, capsys):

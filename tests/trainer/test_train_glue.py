@@ -223,8 +223,8 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
         --server_port x"""
     assert train_glue.main(line.split()) == 0
     printed = capsys.readouterr().out
-    passed_over = "--model_type, --fp16_opt_level, --local_rank, --server_ip, --server_port"
-    assert f"passed over, since they do nothing here: {passed_over}\n" in printed
+    ignored_flags = "--model_type, --fp16_opt_level, --local_rank, --server_ip, --server_port"
+    assert f"ignored, since they have no effect here: {ignored_flags}\n" in printed
     found = json.loads((tmp_path / "cola" / "seed_42" / "eval_results.json").read_text())
     # 20 examples are two updates of 2 x 5, three times.
     assert found["updates"] == 6 and found["results"].keys() == {"matthews"}
@@ -249,7 +249,7 @@ def test_flags_of_the_published_script_mean_what_they_meant():
     assert (settings.task, settings.device, settings.dtype, settings.batch_size) == ("mrpc", "cpu", "float16", 8)
     assert (settings.grad_clip, settings.lower_case, settings.log_interval) == (0.5, False, 7)
     # Alone, as it was published: the models of every 500 updates.
-    assert settings.save_steps == 500 and settings.passed_over() == []
+    assert settings.save_steps == 500 and settings.ignored_flags() == []
     assert GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
 
 

@@ -24,7 +24,7 @@ from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_unknown_share
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, non_padding
+from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from model.loss import IGNORE
 from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
@@ -55,7 +55,7 @@ LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
 # Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
 VAL_SEED = 0
-FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+VAL_METRICS = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 
 class ElectraJob(Job):
@@ -158,8 +158,8 @@ class ElectraJob(Job):
         # {update: percent} of --save_percents, the end included; and the updates of --save_steps
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
-        self.kept_updates = range(every, n + 1, every) if every else range(0)
-        self.files.save_at = {*self.percents, *self.kept_updates}
+        self.checkpoint_updates = range(every, n + 1, every) if every else range(0)
+        self.files.save_at = {*self.percents, *self.checkpoint_updates}
         self.evaluation = Evaluation(
             evaluate=self.evaluate if self.val_plan is not None else None,
             eval_interval=settings.eval_interval,
@@ -252,7 +252,7 @@ class ElectraJob(Job):
 
     @torch.no_grad()
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """({val_{figure}: value} of held-out examples, number of a stop signal received meanwhile, or 0), the same on
+        """({val_{metric}: value} of held-out examples, number of a stop signal received meanwhile, or 0), the same on
         every world size."""
         plan, size = self.val_plan, self.settings.eval_batch_size
         assert plan is not None
@@ -269,7 +269,7 @@ class ElectraJob(Job):
         n_batches = math.ceil(plan.n_rows / size)
         sums, stop_request = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
         values, _ = self.metrics(sums)
-        return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_request
+        return {f"val_{name}": values.get(name, math.nan) for name in VAL_METRICS}, stop_request
 
     @torch.no_grad()
     def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
@@ -316,7 +316,7 @@ class ElectraJob(Job):
         percent = 100.0 if is_last else self.percents.get(update)
         if percent is not None:
             places.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
-        if update in self.kept_updates:
+        if update in self.checkpoint_updates:
             places.append(self.folder / f"checkpoint-{update}")
         # transformers' bar would be drawn over ours.
         disable_progress_bar()
@@ -408,9 +408,9 @@ def open_vocabulary(
     if settings.vocab_path:
         return load_wordpiece(expand_user(settings.vocab_path), settings.lower_case)
     # Training on the same data would give the same one.
-    kept = file_of_resumed_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
-    if kept is not None:
-        return load_wordpiece(kept.parent)
+    vocab_file = file_of_resumed_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
+    if vocab_file is not None:
+        return load_wordpiece(vocab_file.parent)
 
     def train_it() -> list[str]:
         announce(f"no --vocab_path: training a WordPiece vocabulary of {VOCABULARY_ENTRIES:,} entries on the data")
@@ -474,15 +474,15 @@ def config_of_file(
 
 
 @torch.no_grad()
-def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
+def sums_of(found: Output, batch: Batch) -> torch.Tensor:
     """Sums of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator and discriminator loss, masked positions, those that
     the generator predicts correctly, and histograms of the logits of original and of replaced tokens, AUC_BINS bins each."""
-    real = non_padding(batch.ids, batch.lengths)
+    is_text = non_padding(batch.ids, batch.lengths)
     # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must be valid before that.
     logits = found.disc_logits.float().nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()
     place = bins + AUC_BINS * found.replaced
     counts = torch.zeros(2 * AUC_BINS, device=place.device)
-    counts = counts.scatter_add(0, place.flatten(), real.flatten().float())
+    counts = counts.scatter_add(0, place.flatten(), is_text.flatten().float())
     masked = (batch.labels != IGNORE).sum()
     return torch.cat((torch.stack((found.mlm, found.disc, masked, found.correct)), counts))

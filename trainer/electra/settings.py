@@ -68,13 +68,13 @@ class ElectraOutput(OutputSettings):
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],
         check=percents,
-        help="of the run, at which both networks are written, as 25,50,100",
+        help="percents of the run at which both networks are saved, as 25,50,100",
     )
     save_steps: int = setting(
         0, check=not_negative(int), help="updates between networks in checkpoint-{update}; 0: none"
     )
     example_interval: int = setting(
-        0, check=not_negative(int), help="updates between looks at an example and what the networks make of it; 0: none"
+        0, check=not_negative(int), help="updates between samples: an example with the predictions for it; 0: none"
     )
 
 
@@ -124,7 +124,7 @@ class ElectraData(TextSettings):
     vocab_path: str | None = setting(
         None, help="vocab.txt or a tokenizer folder (default: trained on the data)", first=True
     )
-    lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
+    lower_case: bool = switch(True, help="lower-case the text (no effect on a tokenizer folder)")
     # Filled in from the size if not given.
     max_seq_len: int = setting(None, check=at_least(5, "for two segments"), help="positions (default: the size's)")
     mask_share: float = setting(None, check=open_fraction, help="of the positions (default: the size's)")
@@ -147,8 +147,8 @@ class ElectraTraining(OptimizerSettings):
         None, check=not_negative(int), help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
-    adam_epsilon: float = setting(1e-6, check=positive(float), help="beside the root of the second moment")
-    sampling: str = setting("multinomial", choices=("multinomial", "fp32_gumbel", "fp16_gumbel"), help="of the tokens")
+    adam_epsilon: float = setting(1e-6, check=positive(float), help="added to the root of the second moment")
+    sampling: str = setting("multinomial", choices=("multinomial", "fp32_gumbel", "fp16_gumbel"), help="of new tokens")
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the loss at masked tokens")
     disc_smooth: float = setting(0.0, check=fraction, help="label of an original token; a replaced one stays 1")
 
@@ -170,14 +170,14 @@ class ElectraSettings(
 
     prog: ClassVar[str] = "train_electra.py"
     description: ClassVar[str] = (
-        "Pretrain an ELECTRA (generator and discriminator). The published sizes want a GPU and days; on a laptop:\n"
+        "Pretrain an ELECTRA (generator and discriminator). The published sizes need a GPU and days; on a laptop:\n"
         "train_electra.py --hidden_size 128 --num_hidden_layers 4 --max_seq_len 32 --max_steps 2000"
     )
 
     def check(self) -> None:
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if len(files) == 1:
-            raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
+            raise ValueError(f"--{files[0]}: give both --generator_config and --discriminator_config, or neither")
         sizes = [name for name in NETWORK_SIZES if getattr(self, name) is not None]
         if files and sizes:
             raise ValueError(f"--{files[0]} decides the networks: drop --{sizes[0]}")

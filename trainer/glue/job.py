@@ -41,7 +41,7 @@ from trainer.sharding import put_on_device
 RESULTS = "eval_results.json"
 # Families that take a mask per query unchanged. transformers inspects a mask of [R, T], which waits for the device.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-# All whose padding is masked; tests/trainer/glue/test_families.py checks each.
+# supported families; tests/trainer/glue/test_families.py checks that their padding is masked
 FAMILIES = sorted({*READY_MASK, "deberta-v2", "modernbert", "mpnet", "xlm", "xlnet"})
 # The layer number in a parameter's name. XLM lists its attentions and its FFNs separately; layers of an ALBERT that
 # share weights are a group.
@@ -50,7 +50,7 @@ LAYER = re.compile(r"\.(?:layers?|albert_layer_groups|attentions|ffns|layer_norm
 BEHIND_LAYERS = re.compile(r"\.(?:pooler|final_norm)\.")
 
 
-class Data(NamedTuple):
+class TaskData(NamedTuple):
     """Inputs of a task's runs: its files as GlueAssemblers, a tokenizer and a model."""
 
     name: str
@@ -61,9 +61,9 @@ class Data(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     # None: nothing is trained.
     train: GlueAssembler | None
-    # {suffix of the metric names: ...}
+    # {suffix of the metrics' names: development file}
     dev: dict[str, GlueAssembler]
-    # {name for the leaderboard: ...}
+    # {name of the predictions: test file}
     test: dict[str, GlueAssembler]
 
 
@@ -73,7 +73,7 @@ class GlueJob(Job):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: Data) -> None:
+    def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: TaskData) -> None:
         """settings: those of this run, with its seed."""
         self.settings = settings
         self.data = data
@@ -252,7 +252,7 @@ class GlueJob(Job):
         lines = [
             f"model: {config.model_type}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
-            f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
+            f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens on average, "
             f"{plan.T} at most",
         ]
         return Outlook(
@@ -278,7 +278,7 @@ def init_model(
     what = f"--model_path {settings.model_path}"
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
-        raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
+        raise UserError(f"{what}: {config.model_type} is none of the supported families: {', '.join(FAMILIES)}")
     if getattr(config, "is_decoder", False):
         raise UserError(f"{what}: is_decoder in its config.json is true, expected false: a decoder sees half of a text")
     # the largest id + 1

@@ -47,8 +47,8 @@ class TaskSettings(Settings):
         MISSING,
         check=task_list,
         metavar="TASK",
-        help=f"{', '.join(TASKS)}, or as the benchmark spells them; several as sst2,mrpc; all: every one whose folder is "
-        "there; with --kind the name of one of your own",
+        help=f"{', '.join(TASKS)}, or as the benchmark spells them; several as sst2,mrpc; all: those with a folder in "
+        "--data_dir; with --kind a name of your own",
         aliases=("--task_name",),
         first=True,
     )
@@ -57,10 +57,10 @@ class TaskSettings(Settings):
         128, check=at_least(5, "for two sentences"), help="positions of an example", aliases=("--max_seq_length",)
     )
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
-    overwrite_cache: bool = switch(False, help="make the features anew")
+    overwrite_cache: bool = switch(False, help="rebuild the features")
     vocab_path: str | None = setting(None, help="vocab.txt or a tokenizer folder (default: that of --model_path)")
     lower_case: bool = switch(
-        True, help="lower-case the text (for a vocab.txt; a folder knows by itself)", aliases=("--do_lower_case",)
+        True, help="lower-case the text (no effect on a tokenizer folder)", aliases=("--do_lower_case",)
     )
 
 
@@ -68,10 +68,10 @@ class TaskSettings(Settings):
 class OwnTaskSettings(Settings):
     """a task of your own"""
 
-    kind: str | None = setting(None, choices=tuple(METRICS), help="what an example is given: a class, or a score")
-    train_file: str | None = setting(None, help=".tsv, or .jsonl; the classes are those in there, sorted")
-    dev_file: str | None = setting(None, help="what is evaluated on, of the same kind")
-    test_file: str | None = setting(None, help="what --do_predict predicts, of the same kind, without labels")
+    kind: str | None = setting(None, choices=tuple(METRICS), help="examples have a class, or a score")
+    train_file: str | None = setting(None, help=".tsv, or .jsonl; its labels, sorted, are the classes")
+    dev_file: str | None = setting(None, help="examples to evaluate on, in the same format")
+    test_file: str | None = setting(None, help="examples for --do_predict, in the same format without labels")
     text: list[str] = setting(["text"], several=True, help="columns of the one or two sentences")
     label: str = setting("label", help="column of the label")
 
@@ -98,10 +98,10 @@ class FineTuningSettings(UpdateSettings):
     warmup_share: float = setting(0.1, check=fraction, help="of the run, for the warm-up")
     warmup_steps: int | None = setting(None, check=not_negative(int), help="updates, in place of --warmup_share")
     layer_decay: float = setting(
-        0.8, check=positive(float), help="what the rate is multiplied with from layer to layer, head to embeddings"
+        0.8, check=positive(float), help="factor of the rate from each layer to the one below it"
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
-    adam_epsilon: float = setting(1e-6, check=positive(float), help="beside the root of the second moment")
+    adam_epsilon: float = setting(1e-6, check=positive(float), help="added to the root of the second moment")
 
 
 @dataclass(kw_only=True)
@@ -109,9 +109,9 @@ class EvaluationSettings(Settings):
     """evaluation"""
 
     do_eval: bool = switch(True, help="evaluate on the development files")
-    do_predict: bool = switch(False, help="write predictions for the test files, as the leaderboard wants them")
-    evaluate_during_training: bool = switch(False, help="evaluate while training, too")
-    eval_interval: int | None = setting(None, check=positive(int), help="updates between them (default: an epoch's)")
+    do_predict: bool = switch(False, help="write predictions for the test files in the leaderboard's format")
+    evaluate_during_training: bool = switch(False, help="evaluate during training too")
+    eval_interval: int | None = setting(None, check=positive(int), help="updates between evaluations (default: epoch)")
     eval_batch_size: int | None = setting(
         None, check=positive(int), help="of a rank (default: --batch_size)", aliases=("--per_gpu_eval_batch_size",)
     )
@@ -120,17 +120,17 @@ class EvaluationSettings(Settings):
 
 @dataclass(kw_only=True)
 class PublishedFlags(Settings):
-    """flags of the published run.py; the others of its flags have other names here, and are taken by both"""
+    """flags of the published run.py; its other flags are aliases of those above"""
 
     no_cuda: bool = switch(False, help="--device cpu")
     fp16: bool = switch(False, help="--dtype float16")
-    model_type: str | None = setting(None, help="passed over: the model's config.json says it")
-    fp16_opt_level: str | None = setting(None, help="passed over: a level of apex")
-    local_rank: str | None = setting(None, help="passed over: torchrun says it")
-    server_ip: str | None = setting(None, help="passed over: of a debugger", may_be_empty=True)
-    server_port: str | None = setting(None, help="passed over: of a debugger", may_be_empty=True)
+    model_type: str | None = setting(None, help="ignored: the model's config.json says it")
+    fp16_opt_level: str | None = setting(None, help="ignored: a level of apex")
+    local_rank: str | None = setting(None, help="ignored: torchrun says it")
+    server_ip: str | None = setting(None, help="ignored: of a debugger", may_be_empty=True)
+    server_port: str | None = setting(None, help="ignored: of a debugger", may_be_empty=True)
 
-    def passed_over(self) -> list[str]:
+    def ignored_flags(self) -> list[str]:
         """Flags that are given and have no effect."""
         names = ("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port")
         return [f"--{name}" for name in names if getattr(self, name)]

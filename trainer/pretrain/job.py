@@ -164,7 +164,7 @@ class PretrainJob(Job):
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
             ranks=self.ranks,
-            answers=self.kind.answers,
+            answers=self.kind.trains_answers,
         )
         outlook.notices = [*self.notices, *outlook.notices]
         return outlook

@@ -69,9 +69,9 @@ def mean_context(plan: RowPlan) -> float:
 # Maximum rows that one rank computes at once. More make the products of a CPU no faster, and take memory. On a GPU this many
 # keep it busy while the host launches the next kernels; fewer are taken where they do not fit.
 MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
-FP32 = 4
+FP32_BYTES = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
-STATE_BYTES = 4 * FP32
+STATE_BYTES = 4 * FP32_BYTES
 # Libraries, compiler and threads of a process on the CPU; and its heap fragmentation, as a share of the activations
 PROGRAM_BYTES = 250e6
 HEAP_SHARE = 0.15
@@ -102,13 +102,13 @@ def training_bytes(
     block: float = half * (10 * H + 3 * mlp) * (1 if compiled else 2)
     if device_type == "cpu":
         # With dropout, weights of all pairs of positions before and after it, and its mask; else exp(scores) of half of the pairs.
-        of_pair = 3 * FP32 if config.dropout else 0.6 * half * compiled
+        of_pair = 3 * FP32_BYTES if config.dropout else 0.6 * half * compiled
         block += config.num_attention_heads * T * of_pair
     # With recomputation: one block with its gradients, and the inputs of the others.
-    activations = rows * T * (layers * FP32 * H + 2 * block if recomputes else layers * block)
+    activations = rows * T * (layers * FP32_BYTES * H + 2 * block if recomputes else layers * block)
     # One chunk of logits with its gradients
-    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32)
-    copies = half if half < FP32 else 0
+    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32_BYTES)
+    copies = half if half < FP32_BYTES else 0
     needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
     if device_type == "cpu":
         needed += HEAP_SHARE * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)

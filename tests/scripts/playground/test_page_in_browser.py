@@ -143,7 +143,7 @@ def test_a_text_is_started_and_stopped_by_keyboard(browser, small):
     page.one("#prompt").send_keys(Keys.ESCAPE)
     page.wait()
     assert "stopped after" in page.one("#state").text
-    wait_until(lambda: not small.model.computing.locked())
+    wait_until(lambda: not small.model.lock.locked())
 
 
 def test_a_conversation_is_kept_until_it_is_cleared(browser, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from common.errors import DataError, UserError
-from model.electra.model_electra import Losses
+from model.electra.model_electra import Output
 from model.loss import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
@@ -98,7 +98,7 @@ def test_figures_are_the_same_on_every_world_size(run, monkeypatch):
 def sums_of_row(logits, replaced):
     """The sums of a batch of one row without padding, in which nothing is masked."""
     nothing = torch.tensor(0.0)
-    found = Losses(nothing, nothing, nothing, replaced[None], logits[None], nothing)
+    found = Output(nothing, nothing, nothing, replaced[None], logits[None], nothing)
     ids = torch.zeros(1, len(logits), dtype=torch.long)
     batch = SimpleNamespace(ids=ids, lengths=torch.tensor([len(logits)]), labels=torch.tensor([[IGNORE]]))
     return sums_of(found, batch)
