@@ -3,8 +3,8 @@
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans the budget, which takes half a minute. `hand_made` has the others: width, layers, heads, batch and rates,
-each larger and smaller. A model of one layer lacks the heads that copy, which need two.
+The trainer plans the budget, which takes half a minute. `hand_made` has the others: width, layers, batch and rates, each
+larger and smaller; narrower and deeper; twice the heads. A model of one layer lacks the heads that copy, which need two.
 A short run of each shape measures how many updates fit the plan's time: until then nothing else should run on the machine.
 Then each is trained to its number of updates; the machine's speed no longer matters. The table shows the bits per byte of
 the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the speeds and finished runs are

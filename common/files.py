@@ -142,7 +142,11 @@ def read_small(path: str | Path) -> bytes:
         # One byte over the limit suffices: the file may be huge.
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES:,} bytes; is this a data file?", str(path))
+        raise OSError(
+            errno.EFBIG,
+            f"larger than {MAX_BYTES:,} bytes, the limit for settings and configs; is it a data file?",
+            str(path),
+        )
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -43,7 +44,11 @@ def missing_package_hook(kind: type[BaseException], error: BaseException, trace:
 
 def script_path(script: str) -> str:
     """A file of the repository, as typed in the current folder."""
-    return script if Path.cwd() == ROOT else str(ROOT / script)
+    with contextlib.suppress(OSError):
+        # OSError: the current folder was removed.
+        if Path.cwd() == ROOT:
+            return script
+    return str(ROOT / script)
 
 
 def stop(message: str) -> NoReturn:

@@ -129,7 +129,7 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.notices += val_store.bad_lines.report()
+            self.notices += [f"--val_path: {line}" for line in val_store.bad_lines.report()]
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
@@ -335,7 +335,7 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
     """A store of a single text, such as one long .txt file, as two documents; `split_by_hash` holds out the second.
 
     The second has about the last `val_fraction` of the tokens, and starts after a line end if there is one. A worker
-    process maps the single document again: it reads only the tokens, by the recipes' positions.
+    process opens the store from its folder, as one document, and reads only tokens, at places that recipes give.
     """
     store = copy.copy(store)
     n_tokens = len(store.tokens)

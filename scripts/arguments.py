@@ -104,7 +104,9 @@ def evaluate_parser() -> Parser:
         help="positions per forward pass (default: 1024 on a CPU, to fit its caches; else 16384)",
     )
     g.add_argument(
-        "--max_length", type=positive(int), default=512, help="positions of a window, as in training (default 512)"
+        "--max_length",
+        type=positive(int),
+        help="perplexity, pairs: positions of a window, as in training (default 512)",
     )
     g.add_argument(
         "--stride",

@@ -47,7 +47,7 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
     # A template may write special tokens by name, as {{ bos_token }}.
     words = tokenizer.special_tokens_map
     request = json.dumps({"template": default_template(tokenizer), "messages": messages, "words": words}, default=str)
-    what = "the chat template of this tokenizer"
+    what = f"{tokenizer.name_or_path}: the chat template"
     command = [sys.executable, __file__]
     try:
         ended = subprocess.run(command, input=request.encode(), capture_output=True, timeout=SECONDS)

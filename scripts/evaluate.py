@@ -89,11 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for flag, task in (("stride", "perplexity"), ("text_field", "perplexity"), ("questions", "answers")):
         if getattr(args, flag) is not None and args.task != task:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
+    if args.task == "answers" and args.max_length is not None:
+        raise UserError("--max_length has no effect on answers: it is for perplexity and pairs; leave it out")
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
+    args.max_length = args.max_length or 512
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:

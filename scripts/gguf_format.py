@@ -154,8 +154,9 @@ def write_tokenizer(
     rule = piece_rule(content)
     if rule is None:
         raise UserError(
-            f"{where}: llama.cpp would cut texts into other pieces than this tokenizer, and the model would do worse. It has the "
-            "rules of MiniMind and of train_tokenizer.py --pieces llama-bpe and qwen2: train one of these, and a model with it"
+            f"{where}: llama.cpp would cut texts into other pieces than this tokenizer, and the model would do worse. "
+            "llama.cpp has the rules of MiniMind's tokenizer and of train_tokenizer.py --pieces llama-bpe and qwen2: train such a "
+            "tokenizer, and a model with it"
         )
     vocabulary = tokenizer.get_vocab()
     # Names for unused rows; llama.cpp aborts if two are equal.

@@ -144,7 +144,7 @@ def test_every_flag_is_read(kind):
         if path.stem != "settings" and not any(name in relative(path) for name in others)
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    # use_wandb becomes --tracker wandb; those of run.py become other flags, or are passed over with a line.
+    # use_wandb becomes --tracker wandb; those of run.py become other flags, or are ignored with a line.
     of_run_py = {field.name for field in fields(PublishedFlags)}
     flags = {action.dest for action in actions} - {"help", "config", "use_wandb"} - of_run_py
     read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}

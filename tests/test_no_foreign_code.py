@@ -101,7 +101,7 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     assert sys.stdin.tell() == 0
     assert not (tmp_path / "the code ran").exists()
     (line,) = [line for line in errors if line.startswith("error: ")]
-    assert "code of its own, which is never run" in line
+    assert "Python code from its folder, which is never run" in line
     assert not any("Traceback" in line for line in errors)
 
 
@@ -123,7 +123,7 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
     line = complaint(capsys, generate.main, arguments)
-    assert line.startswith("error: the chat template of this tokenizer")
+    assert line.startswith(f"error: {folder}: the chat template")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
     assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
 

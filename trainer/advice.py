@@ -116,7 +116,7 @@ def pretraining_notices(
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(
             f"note: runs of {tokens:,.0f} tokens learn most with updates of about {good:,.0f} tokens; yours have "
-            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for a time"
+            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for ten minutes"
         )
     # A custom optimiser has no law.
     suitable: dict[str, float] = {}

@@ -56,7 +56,7 @@ def text_of_conversation(record: Record) -> str:
     if not any(message["role"] == "assistant" and is_trained(message) for message in conversation["messages"]):
         raise BadLine(
             "no answer",
-            "no assistant message with content and a weight other than 0: there is nothing to learn",
+            "no assistant message says or calls anything, or all have the weight 0: there is nothing to learn",
         )
     if tools:
         conversation["tools"] = tools

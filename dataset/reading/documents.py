@@ -60,7 +60,7 @@ class Block:
 
     path: Path
     found: list[Found]
-    # bytes of the file, for progress
+    # bytes of the file that this block took, for progress
     source_bytes: int
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:

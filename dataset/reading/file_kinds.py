@@ -74,7 +74,8 @@ class FileKind:
 
 
 def kind_of(path: Path) -> FileKind:
-    """The kind of a file by its name. Any other suffix is plain text: only --text_suffixes lets such a file be read."""
+    """The kind of a file by its name. Any other suffix means plain text, which is read only if the suffix is known or in
+    --text_suffixes."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
@@ -216,7 +217,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
 
 def _is_readme_or_license(file: Path) -> bool:
     """True for a file that describes others and is no data itself."""
-    return bool(re.match(r"(readme|licen[cs]e|copying|notice)(?![a-z])", file.name, re.IGNORECASE))
+    return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -89,14 +89,14 @@ def record_of_line(raw: bytes) -> object:
         # The last character is incomplete: the writer was interrupted, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
-        raise not_utf8(raw, f"not UTF-8: 0x{raw[error.start]:02x} at byte {error.start + 1} of the value") from None
+        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x}, byte {error.start + 1} of the record") from None
     except json.JSONDecodeError as error:
         # NULs, as after a full disk
         if b"\0" in raw:
-            raise BadLine("NUL byte", f"byte {raw.index(0) + 1} of the value is NUL") from None
+            raise BadLine("NUL byte", f"byte {raw.index(0) + 1} of the record is NUL") from None
         reason = error.msg.removesuffix(" at")
         kind = KINDS.get(reason, "cut line" if error.pos == len(error.doc) else "not JSON")
-        raise BadLine(kind, f"{kind}: {reason} at character {error.pos + 1} of the value") from None
+        raise BadLine(kind, f"{kind}: {reason} at character {error.pos + 1} of the record") from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None

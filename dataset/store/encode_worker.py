@@ -25,7 +25,7 @@ class EncodedBlock(NamedTuple):
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
     faults: list[Fault]
-    source_bytes: int  # bytes of the data file, for progress
+    source_bytes: int  # bytes of the data file that this block took, for progress
 
 
 @dataclass

@@ -55,7 +55,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 FORMAT = 1
 # longer than the coarsest time stamps of a file system (2 s)
 TIMESTAMP_MARGIN_S = 3.0
-# minimum bytes of data files for each further process
+# minimum bytes of data files per process, if there are several
 BYTES_PER_PROCESS = 16 << 20
 # seconds between progress lines of a build
 PROGRESS_INTERVAL_S = 15

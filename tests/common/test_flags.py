@@ -15,7 +15,7 @@ COMMANDS = {
     "scripts/inspect_data.py": ["--data_path", "data.txt"],
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
-# The model begins by itself; run.py's, which are passed over.
+# The model begins by itself; run.py's, which are ignored.
 EMPTY_MEANS_SOMETHING = ("--sample_prompts", "--server_ip", "--server_port")
 
 

@@ -34,10 +34,10 @@ def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, re
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
-        (["a:0.7..0.2"], "--data_path: the shares sum to 0.7 at the beginning and to 0.2 at 1 of the run"),
+        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the start and to 0.5 at 1 of the run"),
+        (["a:0.7..0.2"], "--data_path: the shares sum to 0.7 at the start and to 0.2 at 1 of the run"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
-        (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000 times, not 0"),
+        (["a:0.5:x0", "b:0.5"], "repeat is 0; 1 to 1,000 passes are possible"),
         (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, and"),
     ],
 )
@@ -92,15 +92,15 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         (f"sources:\n{HALVES}epochs: 3", "expected a list `sources:` and nothing else"),
         ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: expected path"),
         ("sources: [{path: a, share: much}]", "source 1: expected path"),
-        ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "the shares sum to 1 at the beginning and to"),
+        ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "the shares sum to 1 at the start and to"),
         ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
         ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from start to end"),
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
         ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
-        ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000 times, not 0.5"),
+        ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeat is 0.5; 1 to 1,000 passes are possible"),
         (
             "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",
-            "shares sum to 3 at the beginning and to 4 at 0.5",
+            "shares sum to 3 at the start and to 4 at 0.5",
         ),
     ],
 )

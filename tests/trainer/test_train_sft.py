@@ -68,7 +68,7 @@ def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     path = tmp_path / "faulty.jsonl"
     lines = chats.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([*lines[:3], '{"conversations": [{"role": "user", "content": "Hi"}]}', *lines[3:]]))
-    with pytest.raises((DataError, UserError), match=r"faulty.jsonl:4: no message of the assistant"):
+    with pytest.raises((DataError, UserError), match=r"faulty.jsonl:4: no assistant message"):
         train(data_path=path, out_dir=tmp_path)
     run = train(data_path=path, out_dir=tmp_path, skip_bad_lines=1, epochs=1)
     assert len(run.job.corpus.store) == len(lines)

@@ -192,7 +192,8 @@ class Machine:
 
 
 class Cut(NamedTuple):
-    """The micro-batches of an update: batch_size rows each, at_once in parallel, accumulation_steps in a row."""
+    """The micro-batches of an update: at_once in parallel, accumulation_steps one after the other. batch_size: rows of each,
+    whichever ranks share it."""
 
     batch_size: int
     accumulation_steps: int

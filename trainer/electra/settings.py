@@ -148,7 +148,11 @@ class ElectraTraining(OptimizerSettings):
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
     adam_epsilon: float = setting(1e-6, check=positive(float), help="added to the root of the second moment")
-    sampling: str = setting("multinomial", choices=("multinomial", "fp32_gumbel", "fp16_gumbel"), help="of new tokens")
+    sampling: str = setting(
+        "multinomial",
+        choices=("multinomial", "fp32_gumbel", "fp16_gumbel"),
+        help="how the generator's tokens are drawn",
+    )
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the loss at masked tokens")
     disc_smooth: float = setting(0.0, check=fraction, help="label of an original token; a replaced one stays 1")
 

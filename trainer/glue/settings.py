@@ -111,7 +111,9 @@ class EvaluationSettings(Settings):
     do_eval: bool = switch(True, help="evaluate on the development files")
     do_predict: bool = switch(False, help="write predictions for the test files in the leaderboard's format")
     evaluate_during_training: bool = switch(False, help="evaluate during training too")
-    eval_interval: int | None = setting(None, check=positive(int), help="updates between evaluations (default: epoch)")
+    eval_interval: int | None = setting(
+        None, check=positive(int), help="updates between evaluations (default: those of an epoch)"
+    )
     eval_batch_size: int | None = setting(
         None, check=positive(int), help="of a rank (default: --batch_size)", aliases=("--per_gpu_eval_batch_size",)
     )
@@ -120,7 +122,7 @@ class EvaluationSettings(Settings):
 
 @dataclass(kw_only=True)
 class PublishedFlags(Settings):
-    """flags of the published run.py; its other flags are aliases of those above"""
+    """flags of the published run.py; its other flags are taken too, as those above or their aliases"""
 
     no_cuda: bool = switch(False, help="--device cpu")
     fp16: bool = switch(False, help="--dtype float16")

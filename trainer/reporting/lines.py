@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.start import script_path
 from common.wording import counted
 from dataset.loader import UpdateSchedule
+from trainer.advice import next_command
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
@@ -87,7 +87,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         reporter.record(progress, {"trained": sources})
     if progress.skipped:
         updates = counted(progress.update, "update")
-        reporter.say(f"warning: {progress.skipped:,} of {updates} skipped: their loss or gradient was not finite")
+        reporter.say(f"warning: {progress.skipped:,} of {updates} not applied: their loss or gradient was not finite")
     if is_complete:
         # A full disk may have left no line in the file.
         with contextlib.suppress(UserError):
@@ -107,9 +107,8 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
     # Best effort: it must not end the run.
     except Exception as error:
         first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
-        reporter.say(
-            f"warning: no report ({error}): {first}python {script_path('scripts/report.py')} {stem}.metrics.jsonl"
-        )
+        _, command = next_command("report", "scripts/report.py", f"{stem}.metrics.jsonl")
+        reporter.say(f"warning: no report ({error}): {first}{command}")
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan) -> str:

@@ -185,7 +185,8 @@ class Saver:
         """Errors: UserError if it is the checkpoint of another run."""
         if state["format"] != FORMAT:
             raise UserError(
-                f"{path}: of another version of this trainer; start without --from_resume, perhaps from its weights"
+                f"{path}: of another version of this trainer; start without --from_resume, perhaps "
+                "from the weights that the run has saved (--from_weight; encoders: --model_path)"
             )
         if self.job.length.clock is not None and not state["job"]:
             raise UserError(

@@ -92,7 +92,7 @@ def nested(levels):
         ({"text": "a"}, "no conversation", "the keys: 'text'"),
         ({"conversations": []}, "no conversation", "no list of messages"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "nothing to learn"),
-        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "has not the weight 0"),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "weight is 0.5 where 0 or 1"),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "unknown role", "message 1"),

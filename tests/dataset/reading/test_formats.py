@@ -214,7 +214,10 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
 
 @pytest.mark.parametrize(
     ("content", "advice"),
-    [(b"text;label\na;1\n", "separated by commas"), ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8")],
+    [
+        (b"text;label\na;1\n", "separate columns by commas"),
+        ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
+    ],
 )
 def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
     (tmp_path / "a.csv").write_bytes(content)

@@ -156,7 +156,7 @@ def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
 
     def look_at_data(settings, *_, **__):
         T = settings.max_seq_len
-        return data_of(4e9, T=T, length=min(T, longest))
+        return data_of(4e9, T=T, context=min(T, longest))
 
     monkeypatch.setattr(planner, "look_at_data", look_at_data)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)

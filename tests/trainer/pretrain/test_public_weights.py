@@ -141,7 +141,7 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     "spoil, message",
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
-        (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a part .* is missing"),
+        (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
         (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),

@@ -31,7 +31,7 @@ def clock(monkeypatch) -> Clock:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
     monkeypatch.setattr(resume, "time", clock)
-    monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
+    monkeypatch.setattr(Checkpoints, "is_writing", lambda checkpoints: False)
     update = Engine.update
 
     def slow_update(engine, *arguments):
