@@ -27,9 +27,9 @@ EXCESS_BEFORE_DECAY = 0.06
 MIN_TOKENS_FOR_FORECAST = 3e5
 
 OUT_OF_MEMORY_ADVICE = (
-    "try half of --batch_size and twice --accumulation_steps, which leaves the updates as they are (with --rows_per_update "
-    "only --batch_size; double flags that count micro-batches too), --gradient_checkpointing 1, or a smaller --max_seq_len "
-    "or model"
+    "try half of --batch_size (rows of a rank) and twice --accumulation_steps, which leaves the updates as they are (with "
+    "--rows_per_update only --batch_size; double flags that count micro-batches too), --gradient_checkpointing 1, or a smaller "
+    "--max_seq_len or model"
 )
 
 

@@ -43,7 +43,7 @@ def saving(lab, name):
     return any(lab.stem(name).parent.rglob("update_*.pt.*.tmp"))
 
 
-@pytest.mark.parametrize("name", ["one", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["one", "two"])
 def test_kill_9_at_random_points(lab, whole, name):
     """A run that is killed four times, by turns within a save and anywhere, then finished."""
     generator = seeded_random(f"kills {name}")
@@ -107,10 +107,11 @@ def test_awkward_stops(lab, whole, update, name):
     assert process.wait() == (143 if name == "SIGTERM" else -9)
     if name == "SIGTERM":
         assert check_readable(lab, "run") == update
+        finish(lab, "run", whole)
     else:
         metrics = lab.stem("run").with_suffix(".metrics.jsonl")
         metrics.write_bytes(metrics.read_bytes() + b'{"step": 3, "upd')  # a line that was cut off
-    finish(lab, "run", whole)
+        finish(lab, "run", whole, num_workers=2)
 
 
 def test_awkward_stops_a_finished_run_trains_nothing(lab):
