@@ -83,6 +83,8 @@ ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if
 # Fields for which None is a value and not the default: a tokenizer may lack a special token.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
+POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok")
+
 # {parameter of YaRN in the public `rope_scaling`: our field}
 YARN_NAMES = {
     "factor": "yarn_factor",
@@ -116,6 +118,9 @@ class MiniMindConfig(Fields, PretrainedConfig):
                 value = default
             # Some publishers write -1 for a token that the tokenizer does not have.
             setattr(self, name, None if name in TOKEN_IDS and value == -1 else value)
+        for name in POSITIVE:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} is no whole number from 1 on")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -142,6 +147,13 @@ class MiniMindConfig(Fields, PretrainedConfig):
             if not is_right:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
         super().__init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
+        if "generation" not in config_dict and "moe_intermediate_size" in config_dict:
+            config_dict = {**config_dict, "generation": "minimind3"}
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, also under their aliases: the public code of each generation reads its own names."""

@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
+from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend, document_mask
 from model.config import MiniMindConfig
 from model.loss import IGNORE
 from model.moe import MoEFeedForward
@@ -197,17 +197,21 @@ class MiniMindModel(nn.Module):
         segments: tuple[torch.Tensor | None, int] = (None, 0),
         past_key_values: Cache | None = None,
         backend: Backend = PLAIN_BACKEND,
+        hidden_states: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32).
 
         position_ids [B or 1, T]. mask: of the backend; for the plain one bool (True: visible) or additive, [B, 1, T, S],
-        None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
+        None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`. hidden_states: gets
+        the input of each block.
         """
         x = self.dropout(x)
         cos, sin = backend.run(rope_tables, self.config, position_ids, is_cheap=True)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
@@ -275,6 +279,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 init.normal_(module.weight, 0.0, self.config.initializer_range)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
+        elif isinstance(module, MoEFeedForward):
+            init.zeros_(module.slots)
 
     @classmethod
     def from_pth(cls, path: str | os.PathLike[str], **overrides: Any) -> "MiniMindForCausalLM":
@@ -371,13 +377,18 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: int | torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> MiniMindOutput:
         """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
 
         attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
         logits_to_keep: an int (that many last positions, 0: all) or an index tensor.
         labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
+        position_ids that restart, without mask and cache, begin another document. Errors: ValueError for output_attentions.
         """
+        if output_attentions:
+            raise ValueError("output_attentions: attention weights are not computed")
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         assert labels is None or keeps_all, "labels need the logits of all positions: leave logits_to_keep out"
         assert (input_ids is None) != (inputs_embeds is None), "pass exactly one of input_ids and inputs_embeds"
@@ -390,6 +401,10 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         self._check_length(T + past if isinstance(past, int) else T)
         if position_ids is None:
             position_ids = (torch.arange(T, device=x.device) + past).unsqueeze(0)
+        elif attention_mask is None and past_key_values is None:
+            # As transformers' own models read packed rows
+            starts = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+            attention_mask = document_mask(starts.cumsum(dim=1))
 
         padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         mask = attention_mask
@@ -403,7 +418,10 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             is_text = x.new_ones(B, T) if padding is None else padding[:, -T:]
             segments = self.segments(is_text.long() - 1)
 
-        hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states: list[torch.Tensor] | None = [] if output_hidden_states else None
+        hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values, hidden_states=states)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, positions])
         loss = None
@@ -415,7 +433,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         return MiniMindOutput(
             loss=loss,
             logits=logits,
-            past_key_values=past_key_values if use_cache else None,
+            past_key_values=past_key_values,
+            hidden_states=None if states is None else (*states, hidden),
             aux_loss=aux_loss,
             last_hidden_state=hidden,
         )

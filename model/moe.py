@@ -12,7 +12,7 @@ from torch import nn
 
 from model.config import MiniMindConfig
 from model.fast.experts import choose_mix
-from model.products import FeedForward
+from model.products import FeedForward, is_plain
 
 
 class MoEFeedForward(nn.Module):
@@ -60,7 +60,11 @@ class MoEFeedForward(nn.Module):
 
     def route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """tokens [N, H] -> softmax scores [N, E] (fp32), weights [N, K] of the chosen experts, chosen [N, K]."""
-        scores = _FullPrecisionLinear.apply(tokens.float(), self.gate.weight.float()).softmax(dim=-1)
+        if is_plain(self.gate):
+            logits = _FullPrecisionLinear.apply(tokens.float(), self.gate.weight.float())
+        else:
+            logits = self.gate(tokens).float()
+        scores = logits.softmax(dim=-1)
         weights, chosen = scores.topk(self.config.num_experts_per_tok, dim=-1, sorted=False)
         if self.config.norm_topk_prob:
             if self.config.num_experts_per_tok > 1:

@@ -23,12 +23,17 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
+def is_plain(linear: nn.Module) -> bool:
+    """True if its output is x @ weight.T. A LoRA, a quantised layer or one with another `forward` has to be called."""
+    return type(linear) is nn.Linear and "forward" not in vars(linear)
+
+
 def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
     """Apply several bias-free nn.Linear to x [..., I]: one tensor [..., O] for each.
 
     In compiled code this is one product with the concatenated weights, faster than several small ones.
     """
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() or not all(map(is_plain, linears)):
         return [linear(x) for linear in linears]
     weight = linears[0].weight
     if len(linears) > 1:

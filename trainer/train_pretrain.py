@@ -60,7 +60,8 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs. Returns the exit code."""
+    """The command as a function, for notebooks and other programs. Returns the exit code. Errors: UserError for what the user can
+    mend; SystemExit for wrong flags."""
     # start of the --budget clock
     restart_clock()
     return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
@@ -73,11 +74,11 @@ def init_model(
     save_dir: str | Path = ROOT / "out",
     device: str | None = None,
 ) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]:
-    """Returns (model, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
+    """Returns (model in train mode, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
     model. device: None: the best available. Errors: UserError."""
     tokenizer = load_tokenizer(tokenizer_path)
     model = first_model.init_model(lm_config, from_weight, save_dir, "default")
-    return model.to(pick_device(device)), tokenizer  # type: ignore[arg-type]  # transformers wraps it without its types
+    return model.train().to(pick_device(device)), tokenizer
 
 
 if __name__ == "__main__":

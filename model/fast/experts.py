@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from model.products import FeedForward, compute_dtype
+from model.products import FeedForward, compute_dtype, is_plain
 
 # maximum tokens of a decoding step that loops over the experts
 FEW_TOKENS = 16
@@ -37,6 +37,9 @@ Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor]
 
 def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
     """Returns the fastest implementation for tokens [N, H] in this precision and on this device."""
+    linears = [linear for expert in experts for linear in (expert.gate_proj, expert.up_proj, expert.down_proj)]
+    if not all(map(is_plain, linears)):
+        return looped_experts
     if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
         # Decoding: gathering all experts' weights costs more than E products with a few rows.
         return looped_experts

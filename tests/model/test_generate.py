@@ -101,6 +101,13 @@ def test_logits_to_keep_and_inputs_embeds():
     out = model(ids)
     assert out.last_hidden_state.shape == (2, 7, 32) and out.past_key_values is None
     assert model(ids, use_cache=True).past_key_values.get_seq_length() == 7
+    assert model(ids, past_key_values=DynamicCache()).past_key_values.get_seq_length() == 7
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(states[0], model.get_input_embeddings()(ids)) and torch.equal(states[-1], out.last_hidden_state)
+    assert len(states) == model.config.num_hidden_layers + 1
+    # Two documents in a row, as transformers' DataCollatorWithFlattening marks them
+    packed = model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]])).logits
+    torch.testing.assert_close(packed, torch.cat([model(part).logits for part in ids.split(4, dim=1)], dim=1))
     for keep, kept in ((1, slice(-1, None)), (3, slice(-3, None)), (torch.tensor([0, 4]), [0, 4])):
         torch.testing.assert_close(model(ids, logits_to_keep=keep).logits, out.logits[:, kept], atol=1e-6, rtol=1e-6)
     embeds = model.get_input_embeddings()(ids)

@@ -1,5 +1,6 @@
 """The mixture of experts against its plain loop and against the formulas of the two public generations."""
 
+import copy
 from unittest import mock
 
 import pytest
@@ -51,6 +52,21 @@ def test_grouped_and_blocked_products_equal_the_loop(fields):
     looped = run(net, x, "looped")
     for way in ("grouped", "blocked"):
         torch.testing.assert_close(run(net, x, way), looped, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
+def test_an_adapter_counts_in_all_products(fields):
+    """As MiniMind's LoRA, which replaces `forward`. References: merged weights; few tokens, which take the loop."""
+    torch.manual_seed(0)
+    adapted = MiniMindForCausalLM(MiniMindConfig(hidden_size=32, num_attention_heads=4, vocab_size=64, **fields)).eval()
+    merged, ids = copy.deepcopy(adapted), torch.randint(64, (2, 12))
+    for linear, other in zip(adapted.model.modules(), merged.model.modules(), strict=True):
+        if isinstance(linear, torch.nn.Linear):
+            other.weight.data.mul_(1.5)
+            linear.forward = lambda x, linear=linear: 1.5 * F.linear(x, linear.weight)
+    with torch.no_grad():
+        for model in (adapted, torch.compile(adapted, backend="eager")):
+            torch.testing.assert_close(model(ids).logits, merged(ids).logits, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("dtype, K", [(torch.bfloat16, 1), (torch.float16, 2)])
