@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -83,7 +84,7 @@ ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if
 # Fields for which None is a value and not the default: a tokenizer may lack a special token.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok")
+POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 # {parameter of YaRN in the public `rope_scaling`: our field}
 YARN_NAMES = {
@@ -119,8 +120,11 @@ class MiniMindConfig(Fields, PretrainedConfig):
             # Some publishers write -1 for a token that the tokenizer does not have.
             setattr(self, name, None if name in TOKEN_IDS and value == -1 else value)
         for name in POSITIVE:
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} is no whole number from 1 on")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} is no whole number from 1 on")
+            # NumPy's too
+            setattr(self, name, int(value))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -151,7 +155,7 @@ class MiniMindConfig(Fields, PretrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
-        if "generation" not in config_dict and "moe_intermediate_size" in config_dict:
+        if config_dict.get("generation") is None and "moe_intermediate_size" in config_dict:
             config_dict = {**config_dict, "generation": "minimind3"}
         return super().from_dict(config_dict, **kwargs)
 

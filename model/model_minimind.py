@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.masking_utils import find_packed_sequence_indices
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
@@ -197,25 +198,26 @@ class MiniMindModel(nn.Module):
         segments: tuple[torch.Tensor | None, int] = (None, 0),
         past_key_values: Cache | None = None,
         backend: Backend = PLAIN_BACKEND,
-        hidden_states: list[torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32).
+        output_hidden_states: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32; with
+        output_hidden_states the input of each block).
 
         position_ids [B or 1, T]. mask: of the backend; for the plain one bool (True: visible) or additive, [B, 1, T, S],
-        None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`. hidden_states: gets
-        the input of each block.
+        None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
         cos, sin = backend.run(rope_tables, self.config, position_ids, is_cheap=True)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
+        inputs = []
         for layer in self.layers:
-            if hidden_states is not None:
-                hidden_states.append(x)
+            if output_hidden_states:
+                inputs.append(x)
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
-        return backend.run(self.norm, x, is_cheap=True), aux_loss
+        return backend.run(self.norm, x, is_cheap=True), aux_loss, inputs
 
 
 def visible_keys(
@@ -317,7 +319,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             mlp.slots.zero_()
         backend = self._backend(x)
         mask = backend.mask(x, document_ids)
-        hidden, aux_loss = self.model(x, position_ids, mask, segments, backend=backend)
+        hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
         loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
 
@@ -398,13 +400,16 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache(config=self.config)
         # positions in the cache; a tensor for a StaticCache
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self._check_length(T + past if isinstance(past, int) else T)
+        documents = None
         if position_ids is None:
             position_ids = (torch.arange(T, device=x.device) + past).unsqueeze(0)
         elif attention_mask is None and past_key_values is None:
-            # As transformers' own models read packed rows
-            starts = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
-            attention_mask = document_mask(starts.cumsum(dim=1))
+            # [B or 1, T]: the document of each position in packed rows, as transformers' own models read them; None: not packed
+            documents = find_packed_sequence_indices(position_ids)
+        if documents is None:
+            self._check_length(T + past if isinstance(past, int) else T)
+        else:
+            attention_mask = document_mask(documents)
 
         padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         mask = attention_mask
@@ -414,14 +419,16 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             mask = visible_keys(padding, T, S, past, x.device)
         segments: tuple[torch.Tensor | None, int] = (None, 0)
         if self.training:
-            # One document per row, 0; padding is -1.
-            is_text = x.new_ones(B, T) if padding is None else padding[:, -T:]
-            segments = self.segments(is_text.long() - 1)
+            if documents is None:
+                # One document per row, 0; padding is -1.
+                documents = (x.new_ones(B, T) if padding is None else padding[:, -T:]).long() - 1
+            segments = self.segments(documents.expand(B, T))
 
         if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        states: list[torch.Tensor] | None = [] if output_hidden_states else None
-        hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values, hidden_states=states)
+            output_hidden_states = bool(self.config.output_hidden_states)
+        hidden, aux_loss, inputs = self.model(
+            x, position_ids, mask, segments, past_key_values, output_hidden_states=output_hidden_states
+        )
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, positions])
         loss = None
@@ -434,7 +441,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=past_key_values,
-            hidden_states=None if states is None else (*states, hidden),
+            hidden_states=(*inputs, hidden) if output_hidden_states else None,
             aux_loss=aux_loss,
             last_hidden_state=hidden,
         )

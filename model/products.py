@@ -24,8 +24,15 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """True if its output is x @ weight.T. A LoRA, a quantised layer or one with another `forward` has to be called."""
-    return type(linear) is nn.Linear and "forward" not in vars(linear)
+    """True if its output is x @ weight.T. With a LoRA, a bias, hooks, a quantised weight or another `forward` it has to be called."""
+    return (
+        type(linear) is nn.Linear
+        # In this form compiled code notices a `forward` that is replaced later.
+        and getattr(linear.forward, "__func__", None) is nn.Linear.forward
+        and linear.bias is None
+        and type(linear.weight) in (nn.Parameter, torch.Tensor)
+        and not (linear._forward_hooks or linear._forward_pre_hooks)
+    )
 
 
 def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:

@@ -105,7 +105,6 @@ def test_logits_to_keep_and_inputs_embeds():
     states = model(ids, output_hidden_states=True).hidden_states
     assert torch.equal(states[0], model.get_input_embeddings()(ids)) and torch.equal(states[-1], out.last_hidden_state)
     assert len(states) == model.config.num_hidden_layers + 1
-    # Two documents in a row, as transformers' DataCollatorWithFlattening marks them
     packed = model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]])).logits
     torch.testing.assert_close(packed, torch.cat([model(part).logits for part in ids.split(4, dim=1)], dim=1))
     for keep, kept in ((1, slice(-1, None)), (3, slice(-3, None)), (torch.tensor([0, 4]), [0, 4])):
