@@ -214,9 +214,11 @@ PlainLoader.add_implicit_resolver(NULL, re.compile(r"(~|null|Null|NULL|)$"), ["~
 PlainLoader.add_constructor(NULL, lambda loader, node: None)
 
 
-def write_settings(settings: object, path: Path) -> None:
-    """Write a YAML file that `--config` reads as the same settings. Those that are None are left out."""
-    values = {name: value for name, value in vars(settings).items() if value is not None}
+def write_settings(settings: Any, path: Path) -> None:
+    """Write a YAML file that `--config` reads as the same Settings. Those that are None are left out."""
+    # Fields alone: fine-tuning sets what is a flag of pretraining.
+    names = [one.name for one in fields(settings)]
+    values = {name: value for name in names if (value := getattr(settings, name)) is not None}
     # U+0085 is a line end for YAML: PyYAML reads it as a space unless it is escaped.
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode="\\x85" not in repr(values))
     # A run killed here leaves the previous run's file or a complete new one.

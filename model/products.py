@@ -4,6 +4,7 @@ Shape letters: N rows of the input, I its width, O the width of the output.
 """
 
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def is_plain(linear: nn.Module) -> bool:
     return (
         type(linear) is nn.Linear
         # In this form compiled code notices a `forward` that is replaced later.
-        and getattr(linear.forward, "__func__", None) is nn.Linear.forward
+        and isinstance(linear.forward, MethodType)
+        and linear.forward.__func__ is nn.Linear.forward
         and linear.bias is None
         and type(linear.weight) in (nn.Parameter, torch.Tensor)
         and not (linear._forward_hooks or linear._forward_pre_hooks)

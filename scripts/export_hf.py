@@ -108,9 +108,10 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
-    if read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD):
+    recorded = read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)
+    if recorded is not None:
         # Our own field, read by evaluate.py, generate.py and `convert_to_pth`
-        setattr(config, SPECIAL_TOKENS_FIELD, True)
+        setattr(config, SPECIAL_TOKENS_FIELD, recorded)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -302,8 +303,9 @@ def write_model_card(
     config = model.config
     records = None
     # No metrics, or a run that ended before its first line
+    stem = Path(weight).stem
     with contextlib.suppress(UserError):
-        records = RunRecords.read(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
+        records = RunRecords.read(Path(weight).with_name(f"{stem.removesuffix('.best')}.metrics.jsonl"))
     training = "No record of the run lay beside the weights."
     if records is not None:
         from trainer.reporting.html_report import loss_picture
@@ -314,6 +316,8 @@ def write_model_card(
         if "loss" in records.columns:
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))
             training = f"![loss over the tokens trained](loss.png)\n\n{training}"
+        if stem.endswith(".best"):
+            training = f"The weights are those of the lowest validation loss, the figures those of the whole run.\n\n{training}"
     chats = records is not None and records.trains_answers
     card = CARD.format(
         name=name,

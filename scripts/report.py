@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # In an empty folder the pattern itself, which the reader's error then names
                 metrics += sorted(path.glob(f"*{METRICS_SUFFIX}")) or [path / f"*{METRICS_SUFFIX}"]
             else:
-                is_metrics = path.suffix == ".jsonl"
-                metrics.append(path if is_metrics else path.with_name(path.name.removesuffix(".pth") + METRICS_SUFFIX))
+                run = path.name.removesuffix(".pth").removesuffix(".best")
+                metrics.append(path if path.suffix == ".jsonl" else path.with_name(run + METRICS_SUFFIX))
         page = metrics[0].with_name("compare.html")
         if args.out:
             page = Path(args.out)

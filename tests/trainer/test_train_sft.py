@@ -44,10 +44,12 @@ def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_
         data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, epochs=2, report=1
     )
     assert losses(run)[0] == pytest.approx(answers_loss(before.engine.model.eval(), chats), rel=1e-3)
-    names = {path.name for path in tmp_path.iterdir()}
     endings = ("pth", "json", "settings.yaml", "metrics.jsonl", "report.html", "loss.png")
-    assert {f"full_sft_16.{ending}" for ending in endings} | {"full_sft_16_resume"} <= names
+    assert {f"full_sft_16.{ending}" for ending in endings} | {"full_sft_16_resume"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
     assert MiniMindForCausalLM.from_pth(tmp_path / "full_sft_16.pth").config.hidden_size == 16
+    assert train_sft.main(["--config", str(tmp_path / "full_sft_16.settings.yaml"), "--from_resume", "1"]) == 0
     assert run.settings.learning_rate == 1e-5 and run.progress.epoch == 2 and run.engine.model.config.dropout == 0
     page = (tmp_path / "full_sft_16.report.html").read_text(encoding="utf-8")
     assert "--chat" in page and "scripts/play.py --weight" in page and "bits per byte" not in page.lower()
@@ -55,7 +57,6 @@ def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_
 
 
 def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats):
-    # Short ones, of which nothing is cut off
     held_out = write_chats(tmp_path / "val.jsonl", 20, seed=9, most_words=4)
     run = train(data_path=chats, val_path=held_out, out_dir=tmp_path, epochs=1)
     (record,) = records(run, "val_loss")

@@ -158,7 +158,9 @@ class Saver:
         compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
         found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
         if found is None:
-            say("--from_resume 1: there is no checkpoint yet, starting afresh")
+            say(
+                f"--from_resume 1: there is no checkpoint in {self.checkpoints.folder} yet (--out_dir), starting afresh"
+            )
             return None
         # Machines may mount the shared disk at different paths.
         path = self.checkpoints.folder / found.name

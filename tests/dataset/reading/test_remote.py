@@ -136,7 +136,6 @@ def test_a_compressed_file_comes_as_it_is_and_what_is_cut_or_silent_is_told(tmp_
     """A server may name the compression of the file as that of the way, and then a client unpacks it."""
     http = pytest.importorskip("fsspec.implementations.http")
     monkeypatch.setattr(file_kinds, "READ_TIMEOUT_S", 0.3)
-    # Those of other tests have their own limits.
     http.HTTPFileSystem.clear_instance_cache()
     file_kinds._file_system("http").get_file(f"{web}/packed.jsonl.gz", str(tmp_path / "a"))
     assert (tmp_path / "a").read_bytes() == gzip.compress(LINES, mtime=0)
