@@ -84,6 +84,7 @@ ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if
 # Fields for which None is a value and not the default: a tokenizer may lack a special token.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
+# whole numbers from 1 on
 POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 # {parameter of YaRN in the public `rope_scaling`: our field}
