@@ -155,7 +155,7 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
+        """From a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
         if config_dict.get("generation") is None and "moe_intermediate_size" in config_dict:
             config_dict = {**config_dict, "generation": "minimind3"}
         return super().from_dict(config_dict, **kwargs)
