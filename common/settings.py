@@ -143,9 +143,9 @@ class SettingsParser(Parser):
         # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
-            for name in (group_field.name for group_field in fields(group)):
+            for group_field in fields(group):
                 # Not the group's field: the command's may have another default.
-                one = kind.__dataclass_fields__[name]
+                one = kind.__dataclass_fields__[group_field.name]
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()

@@ -37,11 +37,11 @@ Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor]
 
 def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
     """Returns the fastest implementation for tokens [N, H] in this precision and on this device."""
-    linears = [linear for expert in experts for linear in (expert.gate_proj, expert.up_proj, expert.down_proj)]
-    if not all(map(is_plain, linears)):
-        return looped_experts
     if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
         # Decoding: gathering all experts' weights costs more than E products with a few rows.
+        return looped_experts
+    linears = [linear for expert in experts for linear in (expert.gate_proj, expert.up_proj, expert.down_proj)]
+    if not all(map(is_plain, linears)):
         return looped_experts
     if can_group(experts, tokens):
         return grouped_experts
