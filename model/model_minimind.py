@@ -25,6 +25,7 @@ from transformers import initialization as init
 from transformers.masking_utils import find_packed_sequence_indices
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend, document_mask
@@ -457,3 +458,5 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
 AutoModelForCausalLM.register(MiniMindConfig, MiniMindForCausalLM)
+# By this table the Trainer of transformers shifts the labels for its label smoothing.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MiniMindConfig.model_type] = MiniMindForCausalLM.__name__

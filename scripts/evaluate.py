@@ -163,7 +163,8 @@ def perplexity(
     word_counts: list[int] = []
     for file, line, text in texts(args, args.text_field or "text"):
         # The ids of all documents stay in memory: a Python int takes nine times as much as one in an array.
-        ids = array("i")
+        # As in `pairs`, EOS stands in for a BOS that the tokenizer lacks: the first token counts as the others.
+        ids = array("i", [encoder.eos_id] if encoder.bos_id is None and encoder.eos_id is not None else [])
         try:
             for part in encoder.encode_in_parts(text):
                 ids.extend(part)

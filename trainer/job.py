@@ -93,6 +93,8 @@ class Progress:
     # lowest and latest validation loss
     best_val_loss: float = float("inf")
     val_loss: float = float("inf")
+    # The warm-up is over: a resume with larger updates does not begin it again.
+    is_warm: bool = False
     # an evaluation is due, for example after a stop signal: the resume starts with it
     evaluation_due: bool = False
     # seconds since the last log line

@@ -386,7 +386,7 @@ def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
     """Write a TSV of class names, or of scores, as the leaderboard expects it. logits: [N, n]."""
     found = predicted(task, logits)
     # The leaderboard's scores have bounds.
-    words = [f"{x:.3f}" for x in found.clip(*task.bounds)] if task.is_regression else [task.labels[i] for i in found]
+    words = [f"{x:.7g}" for x in found.clip(*task.bounds)] if task.is_regression else [task.labels[i] for i in found]
     lines = ["index\tprediction", *(f"{i}\t{word}" for i, word in enumerate(words))]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:

@@ -53,6 +53,8 @@ class Example(NamedTuple):
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     """The Examples of a file. Errors: DataError that names file and line, also where there is no example; OSError."""
     is_json = path.suffix.lower() == ".jsonl"
+    if not is_json and path.suffix.lower() not in (".tsv", ".txt"):
+        raise DataError(f"{path}: expected a .tsv with a header or a .jsonl: convert the file")
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -86,7 +88,10 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
             sentences = tuple(record[name] for name in task.text)
             # In a .jsonl file it may be a number or a boolean.
             label = record[task.label] if labelled else ""
-            label = label if isinstance(label, str) else json.dumps(label)
+            if isinstance(label, (int, float)) and not math.isnan(label):
+                label = json.dumps(label)
+            if labelled and not (isinstance(label, str) and label):
+                raise ValueError(f"label {label!r} is no text, number or boolean")
             # Raises for a value that is no text, and for a lone surrogate.
             "".join((*sentences, label)).encode()
             # A line of a file of predictions has the label.
@@ -193,7 +198,8 @@ def cached_features(
 
     Cached in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError, OSError.
     """
-    options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
+    of_task = [task.text, task.label, task.labels, task.names, task.bounds]
+    options = [FORMAT, *of_task, labelled, max_seq_len, fingerprint, tokenizer.truncation_side]
     key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
     folder = expand_user(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"

@@ -70,7 +70,7 @@ def written_out(
     long rows would need much memory.
     """
     scores = (query @ key.transpose(-2, -1)).float() * scaling
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype is torch.bool else scores + mask
     return dropout(scores.softmax(-1).to(value.dtype), p) @ value
 
 

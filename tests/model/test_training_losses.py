@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from dataset.loader import Batch
 from dataset.packing import Totals
@@ -202,6 +203,9 @@ def test_labels_give_a_loss_and_unknown_arguments_an_error():
     assert model(ids).loss is None and model(ids).aux_loss.dim() == 0
     with pytest.raises(TypeError):
         model(ids, label=labels)
+    assert (
+        type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    )  # where its Trainer shifts smoothed labels
 
 
 def test_lengths_beyond_the_positions_get_a_message():

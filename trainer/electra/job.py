@@ -50,7 +50,7 @@ NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", 
 DISC_WEIGHT = 50.0
 # Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the outer ones include what is beyond.
 # Logits, not probabilities: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
-AUC_BINS = 200
+AUC_BINS = 2000
 LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
 # Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
@@ -98,6 +98,10 @@ class ElectraJob(Job):
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
+            # Pretraining gave the second part of a pair another type, which the tokenizers of ALBERT and others do not.
+            self.tokenizer.model_input_names = list(
+                dict.fromkeys([*self.tokenizer.model_input_names, "token_type_ids"])
+            )
             if settings.gradient_checkpointing:
                 for network in self.model.networks():
                     network.activation_checkpointing_enable({"use_reentrant": False})

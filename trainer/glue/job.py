@@ -247,7 +247,7 @@ class GlueJob(Job):
         parameters = sum(p.numel() for p in self.model.parameters())
         source = "random weights"
         if not settings.from_scratch:
-            parts = sorted({name.split(".")[0] for name in self.new_weights})
+            parts = sorted({name.rsplit(".", 1)[0] for name in self.new_weights})
             source = f"from {self.data.model_folder}, new parts: {', '.join(parts) or 'none'}"
         lines = [
             f"model: {config.model_type}, {parameters / 1e6:.2f} M parameters, "
@@ -310,6 +310,11 @@ def init_model(
         if new and not settings.do_train:
             raise UserError(
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
+            )
+        is_own = settings.kind == "classification"
+        if is_own and not settings.do_train and sorted(saved_classes) != sorted(task.labels):
+            raise UserError(
+                f"--do_train 0: the classes of {what} are {', '.join(saved_classes)[:200]}; --train_file has others"
             )
         order_classes(model, saved_classes, task.labels)
     positions = learned_positions(model)

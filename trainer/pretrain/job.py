@@ -207,7 +207,8 @@ class PretrainJob(Job):
             is_wsd = settings.lr_schedule == "wsd"
             factor = wsd(done, settings.decay_share) if is_wsd else SCHEDULES[settings.lr_schedule](done)
         # The order of the factors decides the last bit of the rate.
-        return settings.learning_rate * factor * min(1.0, warmup)
+        progress.is_warm |= warmup >= 1
+        return settings.learning_rate * factor * (1.0 if progress.is_warm else warmup)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         """expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest

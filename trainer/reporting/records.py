@@ -180,6 +180,10 @@ class RunRecords:
     def _take(self, record: dict[str, Any]) -> None:
         tokens = float(record["tokens"])
         if "settings" in record:
+            if self.starts and self.start_record("settings").get("val_path") != record["settings"].get("val_path"):
+                # The losses of other documents do not compare.
+                for field in ("val_loss", "perplexity", "bits_per_byte"):
+                    self.columns.pop(field, None)
             self.starts.append(record)
         elif "text" in record:
             prompt = record["prompt"]

@@ -1,6 +1,7 @@
 """Saving and resuming a run: the content of a checkpoint, and what a resume may change."""
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -170,6 +171,9 @@ class Saver:
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
+        if state["settings"].get("val_path") != vars(self.settings).get("val_path"):
+            # The losses of other documents do not compare.
+            progress.best_val_loss, state["best"] = math.inf, {}
         if rows := self.job.length.rows_of_epoch:
             # Other flags change how many rows count as an epoch, but not the order of the rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)

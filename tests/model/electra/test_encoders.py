@@ -56,3 +56,4 @@ def test_dropout_of_attention_that_is_written_out():
     every_key = torch.ones(2, 1, 64, 64, dtype=torch.bool)
     found = written_out(query, key, torch.ones_like(query), every_key, 0.5, 0.4).float()
     assert found.std() > 0.05 and found.mean() == pytest.approx(1, abs=0.02)
+    assert written_out(query, key, key, ~every_key, 0.5, 0.0).isfinite().all()  # padding beside a sliding window

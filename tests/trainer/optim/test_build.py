@@ -50,8 +50,11 @@ def test_warmup_multiplies_the_schedule(warmup_iters, factor):
     settings = PretrainSettings(batch_size=100, warmup_iters=warmup_iters, learning_rate=5e-4)
     job = SimpleNamespace(settings=settings, ranks=Ranks(), length=Length())
     update = SimpleNamespace(epoch=0, n_rows=1000, first_row=300, end_row=400)
-    rate = PretrainJob.learning_rate(job, update, Progress())
+    progress = Progress()
+    rate = PretrainJob.learning_rate(job, update, progress)
     assert rate == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
+    settings.batch_size = 10_000  # a resume with larger updates
+    assert (PretrainJob.learning_rate(job, update, progress) == rate) == (factor == 1)
 
 
 class WithBias(nn.Module):
