@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -49,6 +52,11 @@ def script_path(script: str) -> str:
         if Path.cwd() == ROOT:
             return script
     return str(ROOT / script)
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """A command, quoted for the shell of this system."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def stop(message: str) -> NoReturn:

@@ -12,7 +12,7 @@ from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
-from dataset.reading.file_kinds import choose_files, kind_of
+from dataset.reading.file_kinds import choose_files, is_address, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.store.deduplicate import check_library, copies_among
@@ -33,10 +33,12 @@ def notices_of_paths(
 ) -> list[str]:
     """Notices on --data_path: files named several times, and files left out for their kind."""
     # Walked once: a folder of many files takes a while.
-    choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
+    # An address is one file, and some servers would send it again.
+    local_paths = [path for path in paths if not is_address(path)]
+    choices = {path: choose_files(path, text_suffixes, cache_dir) for path in local_paths}
     lines = []
     # Resolved, so that a file and a link to it count as one.
-    times = Counter(str(file.resolve()) for path in paths for file in choices[path][0])
+    times = Counter(str(file.resolve()) for path in local_paths for file in choices[path][0])
     for name, count in times.items():
         if count > 1:
             lines.append(
@@ -345,7 +347,11 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
     places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
     cut += int(places[0]) + 1 if len(places) else 0
     n_bytes = int(store.text_bytes[0])
-    held_out_bytes = min(len(encoder.decode(store.tokens[cut:].tolist()).encode()), n_bytes)
+    held_out_bytes = round(n_bytes * (n_tokens - cut) / n_tokens)
+    # A tokenizer that changes a text, as by lower case, decodes to another number of bytes.
+    probe = "A b,\n 中é\U00013000"
+    if encoder.decode(encoder.encode([probe])[0]) == probe:
+        held_out_bytes = len(encoder.decode(store.tokens[cut:].tolist()).encode())
     store.offsets = np.array([0, cut, n_tokens], np.int64)
     store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
     store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)

@@ -46,7 +46,7 @@ MODULES = (
     "warnings", "weakref", "zipfile", "zoneinfo",
 )  # fmt: skip
 # Up to a full stop followed by the start of another sentence, so not the one in "e.g. a"
-SENTENCE = re.compile(r"(.*?[.!?])(?:\s+(?=[A-Z\"'`(*])|$)")
+SENTENCE = re.compile(r"(.*?(?:[.!?](?=\s+[A-Z\"'`(*]|$)|[。！？]))")
 # Characters of an answer: longer first sentences tend to be lists, shorter ones fragments.
 SHORTEST = 15
 LONGEST = 160

@@ -315,7 +315,10 @@ class Loader:
                     *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)
                 )
         except WorkerDied as lost:
-            raise LoaderError(f"the loader's {lost}; --num_workers 0 does without processes") from lost
+            raise LoaderError(
+                f"the loader's {lost}; --num_workers 0 does without processes, and a script of your own needs "
+                "`if __name__ == '__main__':`"
+            ) from lost
 
     def close(self) -> None:
         """End the processes at once: they hold no state. Further updates start new ones."""

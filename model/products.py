@@ -33,7 +33,7 @@ def is_plain(linear: nn.Module) -> bool:
         and linear.forward.__func__ is nn.Linear.forward
         and linear.bias is None
         and type(linear.weight) in (nn.Parameter, torch.Tensor)
-        and not (linear._forward_hooks or linear._forward_pre_hooks)
+        and not (linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks)
     )
 
 

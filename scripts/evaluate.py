@@ -46,6 +46,7 @@ from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
+from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, max_positions, vocabulary_size
@@ -60,8 +61,10 @@ Z = 1.959963984540054
 LOGITS_BYTES = 1 << 30
 # Seconds between progress lines in a log
 LOG_SECONDS = 30
-# Tokens by which an answer may exceed the right one
+# Tokens by which an answer may exceed the right one, if the model does not think before it
 MORE_TOKENS = 8
+THOUGHT_TOKENS = 256
+LARGEST_EXPONENT = 700
 
 
 class Metric(NamedTuple):
@@ -185,10 +188,10 @@ def perplexity(
     per_token = ratio(losses, tokens)
     # exp is increasing: it maps the ends of the interval to the ends of the new one.
     figures = {"loss": per_token, "perplexity": Metric(*map(exp, per_token))}
-    # Empty texts have no bytes, blank ones no words.
+    # Empty texts have no bytes, blank ones no words, and Chinese next to none between spaces.
     if sum(byte_counts):
         figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, byte_counts)))
-    if sum(word_counts):
+    if sum(losses) < LARGEST_EXPONENT * sum(word_counts):
         figures["word_perplexity"] = Metric(*map(exp, ratio(losses, word_counts)))
     counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(byte_counts), "words": sum(word_counts)}
     return figures, counts
@@ -264,8 +267,11 @@ def answers(
         *turns, last = conversation["messages"]
         ids = chat.chat_prompt_ids(turns, conversation.get("tools", []))
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
-        most = len(whole) - len(ids) + MORE_TOKENS
-        if last["role"] != "assistant" or len(ids) + most > max_positions(model.config):
+        # Only the tokenizer of a model with trained thoughts has this template, see `tokenizer_of`.
+        more = THOUGHT_TOKENS if tokenizer.chat_template == CHAT_TEMPLATE else MORE_TOKENS
+        most = len(whole) - len(ids) + more
+        # Calls alone have no sentence to compare.
+        if last["role"] != "assistant" or not last["content"].strip() or len(ids) + most > max_positions(model.config):
             continue
         sampling = Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0)
         found = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
@@ -375,8 +381,8 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
 
 
 def exp(x: float) -> float:
-    """e^x, with x capped at 700: a float overflows soon after."""
-    return math.exp(min(x, 700))
+    """e^x, with x capped at LARGEST_EXPONENT: a float overflows soon after."""
+    return math.exp(min(x, LARGEST_EXPONENT))
 
 
 if __name__ == "__main__":

@@ -231,7 +231,8 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     worst = torch.zeros(())
     positions = 0
     check_vocabulary_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
-    for text in TEXTS:
+    # Some parts, such as a window of attention, act only at a distance.
+    for text in (*TEXTS, "".join(TEXTS) * 8):
         ids = torch.tensor([encoder.prompt_ids(text)[: max_positions(first.config)]])
         ours = first(ids).logits
         theirs = second(ids).logits

@@ -98,10 +98,12 @@ def stdin_prompts() -> Iterator[str]:
     if sys.stdin is None or not sys.stdin.isatty():
         has_prompt = False
         for line in sys.stdin or ():
+            with contextlib.suppress(UnicodeError):
+                # Windows decodes a pipe by its code page, though PowerShell and files are mostly UTF-8.
+                line = line.encode(sys.stdin.encoding or "utf-8", "surrogateescape").decode("utf-8-sig")
             if line.strip():
                 has_prompt = True
-                # Windows starts a pipe with a byte-order mark.
-                yield line.removeprefix("\ufeff").rstrip("\n")
+                yield line.rstrip("\n")
         if not has_prompt:
             raise UserError("no prompt came through the standard input: name one on the command line")
         return

@@ -2,14 +2,13 @@
 from values; nothing here looks into a job or a trainer.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.settings import field_default
-from common.start import script_path
+from common.start import script_path, shell_line
 from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
@@ -151,4 +150,4 @@ Command = tuple[str, str]
 
 def next_command(purpose: str, script: str, *words: str | Path) -> Command:
     """The command as typed in the current folder. script: its path in the repository."""
-    return purpose, shlex.join(["python", script_path(script), *map(str, words)])
+    return purpose, shell_line(["python", script_path(script), *map(str, words)])

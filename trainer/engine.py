@@ -299,10 +299,11 @@ class Engine:
     def _changed_by_an_update(self) -> list[torch.Tensor]:
         """All tensors that micro-batches and the end of an update change; their addresses are fixed after a first update."""
         tensors = [self.sums, self.bad_losses, self.outcome]
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            tensors += [parameter.detach(), parameter.grad]
         for optimizer in self.optimizers:
-            for parameter, moments in optimizer.state.items():
-                assert parameter.grad is not None
-                tensors += [parameter.detach(), parameter.grad]
+            for moments in optimizer.state.values():
                 tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
         return tensors
 

@@ -215,13 +215,14 @@ def read_prompts(arguments: list[str]) -> list[str]:
     Errors: UserError for a file without prompts, and for bytes that are not UTF-8 (a shell passes any): now and not at the
     first evaluation.
     """
-    prompts = arguments
+    prompts, place = arguments, "--sample_prompts"
     with user_errors():
         # os.path.isfile, unlike Path.is_file, does not raise for a string that is too long for a name.
         if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
             # A prompt may contain U+2028, and Windows writes a byte-order mark.
             lines = Path(arguments[0]).read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
             prompts = [line for line in lines if line.strip()]
+            place += f" {arguments[0]}:"
             if not prompts:
-                raise UserError(f"--sample_prompts {arguments[0]}: no prompts in this file; expected one per line")
-    return [utf8(prompt, "--sample_prompts") for prompt in prompts]
+                raise UserError(f"{place} no prompts in this file; expected one per line")
+    return [utf8(prompt, place) for prompt in prompts]

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from common.start import script_path
+from common.start import script_path, shell_line
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
@@ -43,7 +42,7 @@ def launch(
     nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if (nodes, processes_here) != ("1", "1"):
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
-    command = shlex.join([*launcher, script_path(script), *argv])
+    command = shell_line([*launcher, script_path(script), *argv])
 
     def work(join: Join) -> int:
         with StopSignals() as signals, contextlib.ExitStack() as at_end:

@@ -68,7 +68,7 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
     A document is BOS, the ids of its text, EOS. So the model learns where texts start and end.
     """
     try:
-        with open(path, encoding="utf-8") as lines:
+        with open(path, encoding="utf-8-sig") as lines:
             records = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error

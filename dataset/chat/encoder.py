@@ -140,15 +140,14 @@ class ChatEncoder(DocumentEncoder):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
-        # {special token: its id}
-        self.special: dict[str, int] = {}
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special:
-                self.special[str(token)] = token_id
-        if tokenizer.chat_template not in OUR_TEMPLATES or not {BOS, EOS} <= self.special.keys():
+        # {token: its id}; minimind3 and Qwen have <think> as an added token that is not special
+        self.special = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+        # Generation ends at the tokenizer's EOS.
+        if tokenizer.chat_template not in OUR_TEMPLATES or tokenizer.eos_token != EOS or BOS not in self.special:
             raise ValueError(
                 f"{tokenizer.name_or_path}: conversations need a tokenizer with the special tokens {BOS} and {EOS}; if it has them, copy "
-                "the chat_template of model/tokenizer_config.json into its own tokenizer_config.json"
+                "the chat_template and the eos_token of model/tokenizer_config.json into its own tokenizer_config.json, and delete "
+                "its chat_template.jinja"
             )
         # Longest first: of two with the same start, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))

@@ -35,7 +35,7 @@ def text_of_conversation(record: Record) -> str:
 
     Errors: BadLine.
     """
-    tools = _listed(record.get("tools"), "tools")
+    tools = _listed(record.get("tools") or record.get("functions"), "tools")
     # Merged data sets have both, with null or an empty list in the unused one.
     present = [record[name] for name in FIELDS if record.get(name)]
     if not present or not isinstance(present[0], list):
@@ -85,7 +85,11 @@ def checked_message(message: Any, number: int) -> Record:
     """A message with only the fields that the template reads."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        hint = " (rename from and value to role and content)" if isinstance(message, dict) and "from" in message else ""
+        hint = (
+            " (rename from and value to role and content, human to user, gpt to assistant)"
+            if isinstance(message, dict) and "from" in message
+            else ""
+        )
         wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null beside calls
@@ -99,8 +103,8 @@ def checked_message(message: Any, number: int) -> Record:
     if role != "assistant":
         return checked
     found = THOUGHTS.match(checked["content"])
-    if found is not None and not thoughts:
-        thoughts = found.group(1)
+    if found is not None:
+        thoughts = thoughts or found.group(1)
         checked["content"] = checked["content"][found.end() :]
     if thoughts:
         checked["reasoning_content"] = thoughts

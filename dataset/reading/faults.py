@@ -84,6 +84,8 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
     advice = "--text_field names another one"
     if "\0" in shown:
         shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
+    elif "\\udc" in shown:
+        advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"
     elif len(names) == 1 and ";" in shown:
         advice = "separate columns by commas, in a .tsv by tabs"
     what = "no column" if text_field not in names else "more than one column"

@@ -1,12 +1,14 @@
 """Finds data files and their kinds, without opening them; remote files are fetched here."""
 
 import argparse
+import errno
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,8 @@ TEXT_SUFFIXES = (
 # Formats that compress inside; `.parquet.gz` and the like are not read.
 COMPRESSED_INSIDE = (".parquet", ".arrow")
 
-ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+# One letter is a drive of Windows.
+ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 # the package that fsspec needs for each scheme
 SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 # Timeout of a web server that sends nothing; a whole file has none.
@@ -217,7 +220,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
 
 def _is_readme_or_license(file: Path) -> bool:
     """True for a file that describes others and is no data itself."""
-    return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
+    return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying|notice)(\.\w+)?$", file.name, re.IGNORECASE))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -240,29 +243,40 @@ def _files_of(path: Path) -> list[Path]:
             # ValueError: a NUL character, which no file name has.
             pass
         except OSError as error:
-            reason = f"cannot be read ({error.strerror})"
+            # EINVAL: on Windows no file can have the name of a pattern.
+            if error.errno != errno.EINVAL:
+                reason = f"cannot be read ({error.strerror})"
         raise DataError(f"{path}: {reason}")
     # A dict deduplicates: `data/**` matches a file and also its folder.
     found: dict[Path, None] = {}
+    seen: set[str] = set()
     for match in matches:
         if not match.is_dir():
             found[match] = None
             continue
         below: list[Path] = []
-        seen = set()
-        # os.walk, unlike rglob, follows links: a corpus is often a folder of links to other disks. A folder that is reached
-        # twice, by a link to itself or to a parent, is read once.
-        for place, folders, names in os.walk(match, onerror=_refuse_folder, followlinks=True):
-            real = os.path.realpath(place)
-            # In place: os.walk descends into what is left in the list.
-            folders[:] = [name for name in folders if not name.startswith(".") and real not in seen]
-            if real not in seen:
-                names = _without_old_shards(place, names) if "state.json" in names else names
-                below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
-            seen.add(real)
+        for place, names in _walk(match, seen):
+            names = _without_old_shards(place, names) if "state.json" in names else names
+            below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
         all_files = set(below)
         found |= {match / file: None for file in below if not is_own_output(file, all_files)}
     return list(found)
+
+
+def _walk(top: str | Path, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) of a folder and the visible ones below it. seen: real paths of folders already read.
+
+    It follows links, unlike rglob: a corpus is often a folder of links to other disks. A folder that is reached twice, by a
+    link to itself or to a parent, is read once.
+    """
+    for place, folders, names in os.walk(top, onerror=_refuse_folder, followlinks=True):
+        real = os.path.realpath(place)
+        # In place: os.walk descends into what is left in the list. Sorted: which of two links to a folder is followed must not
+        # depend on the disk.
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
+        if real not in seen:
+            seen.add(real)
+            yield place, names
 
 
 def _without_old_shards(folder: str, names: list[str]) -> list[str]:
@@ -290,10 +304,19 @@ def _matches_of(pattern: Path) -> list[Path]:
     parts = list(pattern.relative_to(fixed).parts)
     while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
-    matches = glob.glob(str(Path(glob.escape(str(fixed)), *parts)), recursive=True)
-    if "**" not in parts:
-        return [Path(match) for match in matches]
-    return [Path(match) for match in {os.path.realpath(match): match for match in reversed(matches)}.values()]
+    at = parts.index("**") if "**" in parts else len(parts)
+    tops = glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at])))
+    if at == len(parts):
+        return [Path(top) for top in tops]
+    # Not glob's own `**`, which goes around a loop of links forty times.
+    folders = [folder for top in tops for folder, _ in _walk(top, set())]
+    # A last `**` matches folders and files.
+    endings = [parts[at + 1 :]] if parts[at + 1 :] else [[], ["*"]]
+    unique: dict[str, Path] = {}
+    for folder, ending in itertools.product(folders, endings):
+        for match in _matches_of(Path(folder, *ending)):
+            unique.setdefault(os.path.realpath(match), match)
+    return list(unique.values())
 
 
 def expand_user(path: str | Path) -> Path:

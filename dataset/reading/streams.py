@@ -59,7 +59,7 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
     with path.open("rb") as file:
         beginning = file.read(8)
     compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, beginning)), "")
-    if named and beginning and not compression:
+    if named and not compression:
         raise DataError(
             f"{path}: not compressed, or damaged: it does not begin like a {named} file; fetch it again, or take {named} off the "
             "name of a plain file"

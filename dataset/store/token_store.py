@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -190,7 +191,9 @@ def _tokenise(
     """Write the documents of the files. Errors: DataError, OSError."""
     name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
     source_bytes = sum(size for _, size, *_ in stats)
-    num_procs = num_procs or min(usable_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+    # Without fork each process imports torch anew, 0.3 GB.
+    most_procs = usable_cores() if sys.platform == "linux" else min(usable_cores(), 4)
+    num_procs = num_procs or min(most_procs, max(1, source_bytes // BYTES_PER_PROCESS))
     if progress:
         announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
     begin = last_line = time.monotonic()
@@ -220,7 +223,10 @@ def _tokenise(
         raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
     if not writer.documents:
         bad = writer.bad_lines.total
-        reason = f"all {bad:,} lines are bad" if bad else "the files have no text"
+        reason = "the files have no text"
+        if bad:
+            first = next(iter(writer.bad_lines.places.values()))[0]
+            reason = f"all {bad:,} lines are bad; line {first.line}: {first.reason}"
         raise DataError(f"{files[0]}: no document in there; {reason}")
     if progress:
         announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")

@@ -77,9 +77,9 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
 
     seen, answer = [], "<think>\nhm\n</think>\n\nyes"
     monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or answer)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffone\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeff你\ntwo\n".encode()), "gbk"))
     run(weight, "--chat", capsys=capsys)
-    turns = [turn("user", "one"), turn("assistant", "yes", reasoning_content="hm"), turn("user", "two")]
+    turns = [turn("user", "你"), turn("assistant", "yes", reasoning_content="hm"), turn("user", "two")]
     assert tokenizer.decode(seen[1]) == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 

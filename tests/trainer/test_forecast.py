@@ -21,7 +21,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
-    monkeypatch.setattr(laws, "text_scale", lambda *_: 0.1)
+    monkeypatch.setattr(laws, "text_scale", lambda *_: 0.6)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
     assert "`expected` in the lines below: the training loss that runs of this size reach" in printed
@@ -35,7 +35,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
             assert "expected_loss" not in record
             continue
         at_the_end = expected_loss(
-            parameter_count(config), config.num_hidden_layers, tokens, text(targets), 0.1, muon=False
+            parameter_count(config), config.num_hidden_layers, tokens, text(targets), 0.6, muon=False
         )
         wanted = at_the_end * (1 + EXCESS_BEFORE_DECAY * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)

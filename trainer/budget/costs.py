@@ -73,6 +73,8 @@ HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
+# A larger share of the tokens is a few long documents, or copies of one.
+MOST_HELD_OUT = 0.1
 # Minimum held-out tokens of a corpus that is one document
 FEWEST_HELD_OUT_TOKENS = 1000
 
@@ -145,7 +147,8 @@ def look_at_data(
         newly_held_out = float(f"{fraction:.1g}")
         # Copies of a document are held out together: with few unique ones it may be none or all.
         _, held_out = split_by_hash(corpus.store, corpus.documents, newly_held_out)
-        if not 0 < len(held_out) < n_documents:
+        tokens_held_out = int(np.diff(corpus.store.offsets)[held_out].sum())
+        if not 0 < tokens_held_out <= MOST_HELD_OUT * n_tokens:
             newly_held_out = 0.0
     val_fraction = newly_held_out or settings.val_fraction
     trained_part = 1 - newly_held_out

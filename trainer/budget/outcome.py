@@ -8,7 +8,6 @@ import dataclasses
 import glob
 import math
 import re
-import shlex
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 from common.errors import UserError
 from common.processes import seconds_since_start
 from common.settings import field_default, write_settings
-from common.start import script_path
+from common.start import script_path, shell_line
 from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
@@ -107,7 +106,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
     # Only where the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
-    if costs.machine.device.type != "cuda":
+    if costs.machine.device.type != "cuda" and "save_minutes" not in costs.given:
         # A run on CUDA saves by minutes, see SaveTimer.
         updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
@@ -225,6 +224,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
     is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
+    is_unlike_the_law |= costs.data.text_scale < laws.MEASURED_SCALES[0]
     if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
         return None
     # unique tokens
@@ -258,7 +258,7 @@ def explicit_command(settings: PretrainSettings, names: Collection[str], at_once
             value *= at_once
         items = value if isinstance(value, list) else [value]
         words += [f"--{name}", *map(as_text, items)]
-    return shlex.join(words)
+    return shell_line(words)
 
 
 def as_text(value: object) -> str:

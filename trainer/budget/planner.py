@@ -429,7 +429,7 @@ def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
         )
     passed = ""
     if costs.seconds_left is not None:
-        passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
+        passed = f" ({seconds_since_start():.0f} s had passed before the plan; fewer the next time if the text was new)"
     return (
         f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
         "the batch or the evaluations"

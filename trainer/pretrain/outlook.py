@@ -92,6 +92,8 @@ def pretraining_outlook(
     # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
     forecast = None
     has_law = settings.optimizer in ("adamw", "muon")
+    scale = laws.text_scale(corpus.store, first_model.tokenizer) if ranks.is_main else 1.0
+    has_law &= scale >= laws.MEASURED_SCALES[0]
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
         muon = settings.optimizer == "muon"
@@ -101,7 +103,7 @@ def pretraining_outlook(
             parameters,
             config.num_hidden_layers,
             parts=parts,
-            scale=laws.text_scale(corpus.store, first_model.tokenizer),
+            scale=scale,
             muon=muon,
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
             context=mean_context(first_plan),

@@ -51,7 +51,8 @@ rows_or_auto.__name__ = "positive int or auto"
 
 def file_prefix(text: str) -> str:
     """Prefix of file names; --out_dir is their folder."""
-    if not text.strip() or "/" in text or "\\" in text:
+    # Windows and macOS have a meaning of their own for a colon.
+    if not text.strip() or set(text) & set("/\\:"):
         raise argparse.ArgumentTypeError(f"{text!r} must be the start of a file name, not a path: see --out_dir")
     return text
 
@@ -103,12 +104,8 @@ def duration(text: str) -> str:
 
 
 def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
-    """The given flags that say where a run ends, but for defaults, which a settings file names too."""
-    return [
-        name
-        for name in ("epochs", "max_updates")
-        if name in given and getattr(settings, name) != field_default(type(settings), name)
-    ]
+    """The given flags that say where a run ends."""
+    return [name for name in ("epochs", "max_updates") if name in given and getattr(settings, name)]
 
 
 @dataclass(kw_only=True)
@@ -324,7 +321,7 @@ class PretrainSettings(
         return None if weight is None or weight.suffix == ".pth" else weight
 
     def check(self) -> None:
-        chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
+        chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "a budget" if self.has_budget else None
         other = "--shard" if self.shard != NONE else "--rows_per_update" if self.rows_per_update else None
         if chosen and other:
             raise ValueError(
@@ -353,8 +350,7 @@ class PretrainSettings(
             if recorded is not None:
                 self.parse_special_tokens = recorded
             for name in MODEL_FLAGS if weight.suffix == ".pth" else ():
-                # Values of another type than the flag's are skipped: the weight's loader reports them.
-                if type(record.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
+                if record.get(name) is not None:
                     shape[name] = record[name]
         if self.weight_folder() is not None:
             return

@@ -91,7 +91,7 @@ def test_a_question_is_encoded_as_it_was_in_training():
 def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):
     other = load_tokenizer(ROOT / "model")
     other.chat_template = "{{ messages }}"
-    with pytest.raises(ValueError, match="copy the chat_template of model/tokenizer_config.json"):
+    with pytest.raises(ValueError, match="copy the chat_template and the eos_token of model/tok"):
         ChatEncoder(other)
 
 

@@ -105,7 +105,10 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
     corpus = tmp_path / "corpus"
     (corpus / "link").symlink_to(tmp_path / "disk")
     (corpus / "up").symlink_to(corpus)
-    assert find_files(str(corpus)) == [corpus / "a.jsonl", corpus / "link" / "b.jsonl"]
+    (corpus / "link" / "up").symlink_to(corpus)
+    (corpus / "another").symlink_to(tmp_path / "disk")
+    for pattern in ("", "/**/*.jsonl", "/**"):
+        assert find_files(f"{corpus}{pattern}") == [corpus / "a.jsonl", corpus / "another" / "b.jsonl"]
     (corpus / "gone.jsonl").symlink_to(corpus / "not_mounted.jsonl")
     for pattern in ("", "/*.jsonl", "/gone.jsonl"):
         with pytest.raises(DataError, match=r"gone.jsonl: a link to nothing \(is a disk not mounted"):

@@ -50,7 +50,7 @@ def error_of(plan=None, data=None, **said):
         (laws.LOSS_ERROR_ELSEWHERE, {"data": {"vocab_size": 32_000}}),
         (laws.LOSS_ERROR_ELSEWHERE, {"optimizer": "adamw"}),
         (laws.LOSS_ERROR_ELSEWHERE, {"learning_rate": 1e-3}),
-        (laws.LOSS_ERROR_ELSEWHERE, {"data": {"text_scale": 0.4}}),
+        (laws.LOSS_ERROR_ELSEWHERE, {"data": {"text_scale": 1.4}}),
         (None, {"from_weight": "pretrain"}),
         (None, {"use_moe": True}),
     ],
