@@ -92,10 +92,12 @@ def pretraining_outlook(
     # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
     forecast = None
     has_law = settings.optimizer in ("adamw", "muon")
-    scale = laws.text_scale(corpus.store, first_model.tokenizer) if ranks.is_main else 1.0
-    has_law &= scale >= laws.MEASURED_SCALES[0]
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
+    scale = 0.0
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
+        scale = laws.text_scale(corpus.store, first_model.tokenizer)
+    # No forecast for text that is much easier than any that was measured: four of five were wrong.
+    if scale >= laws.MEASURED_SCALES[0]:
         muon = settings.optimizer == "muon"
         parts = laws.parts_of(corpus, trained)
         law = partial(
