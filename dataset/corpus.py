@@ -349,9 +349,9 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
     n_bytes = int(store.text_bytes[0])
     held_out_bytes = round(n_bytes * (n_tokens - cut) / n_tokens)
     # A tokenizer that changes a text, as by lower case, decodes to another number of bytes.
-    probe = "A b,\n 中é\U00013000"
+    probe = "A  b\t,\n 中，ﬁé\U00013000"
     if encoder.decode(encoder.encode([probe])[0]) == probe:
-        held_out_bytes = len(encoder.decode(store.tokens[cut:].tolist()).encode())
+        held_out_bytes = min(len(encoder.decode(store.tokens[cut:].tolist()).encode()), n_bytes)
     store.offsets = np.array([0, cut, n_tokens], np.int64)
     store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
     store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)

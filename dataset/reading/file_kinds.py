@@ -305,11 +305,12 @@ def _matches_of(pattern: Path) -> list[Path]:
     while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
     at = parts.index("**") if "**" in parts else len(parts)
-    tops = glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at])))
+    # Sorted: of two links to a folder the first is followed, on every disk.
+    tops = sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))
     if at == len(parts):
         return [Path(top) for top in tops]
     # Not glob's own `**`, which goes around a loop of links forty times.
-    folders = [folder for top in tops for folder, _ in _walk(top, set())]
+    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set())]
     # A last `**` matches folders and files.
     endings = [parts[at + 1 :]] if parts[at + 1 :] else [[], ["*"]]
     unique: dict[str, Path] = {}

@@ -139,7 +139,9 @@ def plan_run(
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError for a flag that contradicts a budget."""
     for name in length_flags(settings, given):
-        raise UserError(f"--{name} and a budget both say when the run ends: drop one (a --config file counts too)")
+        raise UserError(
+            f"--{name} and a budget both say when the run ends: drop one (a --config file counts too: delete its line)"
+        )
     if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "

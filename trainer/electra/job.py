@@ -50,7 +50,7 @@ NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", 
 DISC_WEIGHT = 50.0
 # Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the outer ones include what is beyond.
 # Logits, not probabilities: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
-AUC_BINS = 2000
+AUC_BINS = 200
 LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
 # Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.

@@ -312,7 +312,11 @@ def init_model(
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
             )
         is_own = settings.kind == "classification"
-        if is_own and not settings.do_train and sorted(saved_classes) != sorted(task.labels):
+        if (
+            is_own
+            and not settings.do_train
+            and sorted(map(plain_class, saved_classes)) != sorted(map(plain_class, task.labels))
+        ):
             raise UserError(
                 f"--do_train 0: the classes of {what} are {', '.join(saved_classes)[:200]}; --train_file has others"
             )
@@ -339,11 +343,16 @@ def learned_positions(model: Any) -> int:
 
 
 @torch.no_grad()
+def plain_class(word: str) -> str:
+    """A class name as it compares: public models differ in case and hyphens."""
+    return word.lower().replace("-", "_")
+
+
 def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> None:
     """Reorder the rows of a saved head if it has the task's classes in another order, as public RoBERTas of MNLI do:
     "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
-    have = [word.lower().replace("-", "_") for word in saved]
-    want = [word.lower().replace("-", "_") for word in labels]
+    have = [plain_class(word) for word in saved]
+    want = [plain_class(word) for word in labels]
     if have == want or sorted(have) != sorted(want):
         return
     own = {id(module) for module in model.base_model.modules()}

@@ -53,7 +53,9 @@ def file_prefix(text: str) -> str:
     """Prefix of file names; --out_dir is their folder."""
     # Windows and macOS have a meaning of their own for a colon.
     if not text.strip() or set(text) & set("/\\:"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be the start of a file name, not a path: see --out_dir")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be the start of a file name, without / \\ and colons; its folder is --out_dir"
+        )
     return text
 
 

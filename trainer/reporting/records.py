@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -132,6 +133,11 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
+def validation_paths(settings: Mapping[str, Any]) -> list[str]:
+    """The real paths of a run's --val_path, whose losses compare. settings: {flag: value}."""
+    return [os.path.realpath(path) for path in settings.get("val_path") or ()]
+
+
 class RunRecords:
     """Content of a metrics file, as far as it was read.
 
@@ -180,7 +186,8 @@ class RunRecords:
     def _take(self, record: dict[str, Any]) -> None:
         tokens = float(record["tokens"])
         if "settings" in record:
-            if self.starts and self.start_record("settings").get("val_path") != record["settings"].get("val_path"):
+            settings = record["settings"]
+            if self.starts and validation_paths(self.start_record("settings")) != validation_paths(settings):
                 # The losses of other documents do not compare.
                 for field in ("val_loss", "perplexity", "bits_per_byte"):
                     self.columns.pop(field, None)

@@ -18,7 +18,7 @@ from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, on_main
-from trainer.reporting.records import RunRecords
+from trainer.reporting.records import RunRecords, validation_paths
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
@@ -171,7 +171,7 @@ class Saver:
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
-        if state["settings"].get("val_path") != vars(self.settings).get("val_path"):
+        if validation_paths(state["settings"]) != validation_paths(vars(self.settings)):
             # The losses of other documents do not compare.
             progress.best_val_loss, state["best"] = math.inf, {}
         if rows := self.job.length.rows_of_epoch:

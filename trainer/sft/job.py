@@ -88,8 +88,8 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     line = (
         f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
         f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {batch_size or 'auto'} --epochs {passes}; "
-        "give --learning_rate, --epochs or --optimizer to choose yourself (to train on with more --epochs, also the --config file of "
-        "this run)"
+        "give --learning_rate, --epochs or --optimizer to choose yourself (to train on with more --epochs, add --config and "
+        "the .settings.yaml of this run)"
     )
     fitted = replace(
         settings,
