@@ -32,9 +32,9 @@ def notices_of_paths(
     paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> list[str]:
     """Notices on --data_path: files named several times, and files left out for their kind."""
-    # Walked once: a folder of many files takes a while.
-    # An address is one file, and some servers would send it again.
+    # An address is one file, which some servers would send again.
     local_paths = [path for path in paths if not is_address(path)]
+    # Walked once: a folder of many files takes a while.
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in local_paths}
     lines = []
     # Resolved, so that a file and a link to it count as one.

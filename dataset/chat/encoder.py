@@ -141,11 +141,14 @@ class ChatEncoder(DocumentEncoder):
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
         # {token: its id}: special tokens, and marks of the template that minimind3 and Qwen do not call special
-        self.special = {
-            str(token): token_id
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special or re.fullmatch(r"</?(think|tool_call|tool_response)>", str(token))
-        }
+        self.special: dict[str, int] = {}
+        version = 2
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            is_mark = re.fullmatch(r"</?(think|tool_call|tool_response)>", str(token))
+            if token.special or is_mark:
+                self.special[str(token)] = token_id
+            if is_mark and not token.special:
+                version = 3
         # Generation ends at the tokenizer's EOS.
         if tokenizer.chat_template not in OUR_TEMPLATES or tokenizer.eos_token != EOS or BOS not in self.special:
             raise ValueError(
@@ -164,9 +167,6 @@ class ChatEncoder(DocumentEncoder):
             header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS))),
         )
         # version 2: answers that are not trained are marked; 3: marks that are not special count
-        version = (
-            2 if all(tokenizer.added_tokens_decoder[token_id].special for token_id in self.special.values()) else 3
-        )
         self.fingerprint = hashlib.sha256(f"chat {version} {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:

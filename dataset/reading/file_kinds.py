@@ -220,7 +220,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
 
 def _is_readme_or_license(file: Path) -> bool:
     """True for a file that describes others and is no data itself."""
-    return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying|notice)(\.\w+)?$", file.name, re.IGNORECASE))
+    return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying)\b|notice(\.\w+)?$", file.name, re.IGNORECASE))
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -203,9 +203,8 @@ def test_labels_give_a_loss_and_unknown_arguments_an_error():
     assert model(ids).loss is None and model(ids).aux_loss.dim() == 0
     with pytest.raises(TypeError):
         model(ids, label=labels)
-    assert (
-        type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    )  # where its Trainer shifts smoothed labels
+    # Hugging Face's Trainer shifts smoothed labels of the classes there.
+    assert type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def test_lengths_beyond_the_positions_get_a_message():

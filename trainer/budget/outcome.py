@@ -214,8 +214,8 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
-            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} documents, of copies of one, or where it would be over a tenth of the text; give "
-            "--val_path or --val_fraction"
+            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} documents, of copies of one, or where it would be "
+            "over a tenth of the text; give --val_path or --val_fraction"
         )
     command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)
     return [*lines, "the same by flags:", f"  {command}"]

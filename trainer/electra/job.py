@@ -22,7 +22,7 @@ from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.tokenizer_files import check_unknown_share
+from dataset.tokenizing.tokenizer_files import check_unknown_share, return_segments
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from model.loss import IGNORE
@@ -98,10 +98,8 @@ class ElectraJob(Job):
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
-            # Pretraining gave the second part of a pair another type, which the tokenizers of ALBERT and others do not.
-            self.tokenizer.model_input_names = list(
-                dict.fromkeys([*self.tokenizer.model_input_names, "token_type_ids"])
-            )
+            # Pretraining gives the second part of a pair another type.
+            return_segments(self.tokenizer)
             if settings.gradient_checkpointing:
                 for network in self.model.networks():
                     network.activation_checkpointing_enable({"use_reentrant": False})

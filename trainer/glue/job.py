@@ -23,7 +23,7 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size, save_tokenizer
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, return_segments, save_tokenizer
 from model.electra.encoders import ready_mask, use_fast_attention
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network
@@ -311,16 +311,13 @@ def init_model(
             raise UserError(
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
             )
-        is_own = settings.kind == "classification"
-        if (
-            is_own
-            and not settings.do_train
-            and sorted(map(plain_class, saved_classes)) != sorted(map(plain_class, task.labels))
-        ):
+        has_same_classes = order_classes(model, saved_classes, task.labels)
+        # A head whose config names no classes may have those of the file.
+        is_named = not saved_classes or not saved_classes[0].startswith("LABEL_")
+        if settings.kind == "classification" and not settings.do_train and is_named and not has_same_classes:
             raise UserError(
                 f"--do_train 0: the classes of {what} are {', '.join(saved_classes)[:200]}; --train_file has others"
             )
-        order_classes(model, saved_classes, task.labels)
     positions = learned_positions(model)
     if 0 < positions < settings.max_seq_len:
         raise UserError(f"{what}: {positions} positions can be used; lower --max_seq_len")
@@ -343,24 +340,20 @@ def learned_positions(model: Any) -> int:
 
 
 @torch.no_grad()
-def plain_class(word: str) -> str:
-    """A class name as it compares: public models differ in case and hyphens."""
-    return word.lower().replace("-", "_")
-
-
-def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> None:
+def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> bool:
     """Reorder the rows of a saved head if it has the task's classes in another order, as public RoBERTas of MNLI do:
-    "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
-    have = [plain_class(word) for word in saved]
-    want = [plain_class(word) for word in labels]
+    "CONTRADICTION, NEUTRAL, ENTAILMENT". Returns whether it has these classes."""
+    have = [word.lower().replace("-", "_") for word in saved]
+    want = [word.lower().replace("-", "_") for word in labels]
     if have == want or sorted(have) != sorted(want):
-        return
+        return have == want
     own = {id(module) for module in model.base_model.modules()}
     rows = [have.index(word) for word in want]
     # The last linear layer of the head gives the classes.
     heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in own]
     for parameter in heads[-1].parameters():
         parameter.copy_(parameter[rows])
+    return True
 
 
 def save_model(
@@ -368,11 +361,10 @@ def save_model(
 ) -> None:
     """Write a save_pretrained folder atomically. weights: the state dict to write.
 
-    Its tokenizer returns what the model was trained with: segments if it has them (in transformers 5 those of ALBERT
-    and XLNet return none by default), and the maximum length of a text.
+    Its tokenizer returns what the model was trained with: segments if it has them, and the maximum length of a text.
     """
     if has_segments(model.config):
-        tokenizer.model_input_names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
+        return_segments(tokenizer)
     positions = learned_positions(model) or getattr(model.config, "max_position_embeddings", None) or 0
     if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
         tokenizer.model_max_length = positions

@@ -116,7 +116,7 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
         ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
         ("sst2", "nowhere.tsv", None, "No such file"),
-        (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: expected an object with the texts title"),
+        (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": 1}', ":1: expected an object with the texts title, body"),
         *((OWN, "a.jsonl", f'{{"title": "a", "body": "b", "stars": {x}}}', ", label ") for x in ('""', "null", "NaN")),
         (OWN, "a.csv", "title,body,stars", "expected a .tsv with a header or a .jsonl"),
         (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),

@@ -156,7 +156,6 @@ def test_every_parameter_has_the_rate_of_its_depth(family, tmp_path):
         assert depth_of[id(parameter)] == wanted, name
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlnet"])
 def test_classes_in_another_order_are_put_into_the_tasks(family, tmp_path):
     """As in public RoBERTas of MNLI. Reference: the same columns of what the head gave before."""

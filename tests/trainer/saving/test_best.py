@@ -47,7 +47,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, 
     assert not list((tmp_path / "run").glob("*.best.*"))
 
 
-def test_losses_of_other_validation_documents_do_not_compare(tmp_path, data, capsys):
+def test_losses_of_other_validation_documents_do_not_compare(tmp_path, data):
     rises = {**RISES, "val_fraction": 0.0, "learning_rate": 1e-3, "data_path": data, "out_dir": tmp_path / "run"}
     train(val_path=write_corpus(tmp_path / "easy.jsonl", 2, seed=1), max_updates=10, **rises)
     run = train(val_path=write_corpus(tmp_path / "b.jsonl", 3, seed=2), max_updates=20, from_resume=1, **rises)
