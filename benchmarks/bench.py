@@ -40,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -49,7 +50,6 @@ from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, at_least, positive
-from common.processes import environment
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
@@ -117,9 +117,7 @@ class Side:
         self.turns, its_end = SPAWN.Pipe()
         train = partial(train_side, name, SIZES[size], args, its_end, time.time())
         self.process = SPAWN.Process(target=run_cli, args=(train,))
-        with contextlib.ExitStack() as stack:
-            for variable, value in variables.items():
-                stack.enter_context(environment(variable, value))
+        with mock.patch.dict(os.environ, variables):
             self.process.start()
         # Only the process holds it now, so that its end is noticed here.
         its_end.close()

@@ -141,10 +141,10 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     for is_on in (False, True) if graphs is not None else (False,):
         if graphs is not None:
             # The next step records the graphs; if that fails, it turns them off again.
-            graphs.is_on = is_on
+            graphs.may_record = is_on
         training.step()
         step_s, host_s = per_step(training.step, device, turn_s)
-        how = "with graphs" if graphs is not None and graphs.is_on else "without graphs"
+        how = "with graphs" if graphs is not None and graphs.may_record else "without graphs"
         share = 100 * training.tokens / step_s * flops / rate
         figures += [
             figure(f"tokens, {how}", round(training.tokens / step_s), "1/s"),

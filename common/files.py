@@ -157,12 +157,12 @@ def read_object(path: str | Path) -> dict[str, object]:
     """
     try:
         content = json.loads(read_small(path))
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({str(error)[:80]})") from None
+        reason = f"not a JSON object but a {type(content).__name__}"
+    except (OSError, ValueError, RecursionError) as error:
+        content = None
+        reason = str(error.strerror) if isinstance(error, OSError) else f"not JSON ({str(error)[:80]})"
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: not a JSON object but a {type(content).__name__}")
+        raise ValueError(f"{path}: {reason}")
     return content
 
 

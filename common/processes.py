@@ -1,4 +1,4 @@
-"""Processes that end with their parent, signals, a process pool, temporary environment variables, run time of the command."""
+"""Processes that end with their parent, signals, a process pool, run time of the command."""
 
 import atexit
 import contextlib
@@ -214,23 +214,6 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Call
                 error.add_note(traceback.format_exc())
                 answer = error, None
             pipe.send(answer)
-
-
-# --------------------------------------------------------------------------------------------------------- environment
-
-
-@contextlib.contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Set the environment variable `name` to `value` within the block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 # --------------------------------------------------------------------------------------------- run time of the command

@@ -1,27 +1,20 @@
 """Wording of messages: counts, untrusted text as printable text, reasons of errors; and printing."""
 
 import os
+import re
 import sys
 from typing import TextIO
 
-# Control characters of terminals and browsers: they could hide, forge or reorder the text of a line. Line feed and tab are
-# harmless.
-_C0_CONTROLS = [code for code in range(0x20) if chr(code) not in "\n\t"]
-_C1_CONTROLS = range(0x80, 0xA0)
-# Marks, embeddings, overrides and isolates of Unicode's bidirectional algorithm (UAX #9)
-_BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-
+# Control characters of terminals and browsers but line feed and tab, and the marks, embeddings, overrides and isolates of Unicode's
+# bidirectional algorithm (UAX #9): they could hide, forge or reorder the text of a line.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # maximum characters of a compiler's message in our lines
 LONGEST_REASON = 200
 
-# Unicode's control pictures for C0 and DEL, code points for the others
-_VISIBLE = {code: chr(0x2400 + code) for code in _C0_CONTROLS} | {0x7F: "\u2421"}
-_VISIBLE |= {code: f"<U+{code:04X}>" for code in [*_C1_CONTROLS, *_BIDIRECTIONAL]}
-
 
 def printable(text: str) -> str:
-    """Returns `text` with a visible substitute for each control character; line feeds and tabs stay."""
-    return text.translate(_VISIBLE)
+    """Returns `text` with <U+001B> and the like for each control character; line feeds and tabs stay."""
+    return _CONTROLS.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
 
 def one_line(text: object) -> str:
@@ -36,7 +29,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {plural or noun + 's'}"
 
 
-def compiler_error_line(error: Exception) -> str:
+def compiler_error_line(error: BaseException) -> str:
     """Returns the error line of a compiler's output; part of a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:

@@ -55,12 +55,6 @@ def notices_of_paths(
     return lines
 
 
-def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
-    """The sources of --data_path, from paths or as they are. Errors: DataError."""
-    ready = [source for source in data_path if isinstance(source, Source)]
-    return ready or group_sources([path for path in data_path if isinstance(path, str)])
-
-
 class Corpus:
     """Tokenises new data, opens the token stores and plans epochs.
 
@@ -96,7 +90,7 @@ class Corpus:
         n_rows: int = 0,
         **store_options: Unpack[StoreOptions],
     ) -> None:
-        sources = sources_of(data_path)
+        sources = group_sources(data_path)
         check_library(deduplicate)
         self.source_names = [name_of(source.paths) for source in sources]
         self.paths_of_sources = [source.paths for source in sources]
@@ -218,9 +212,9 @@ class Corpus:
             raise DataError(f"{', '.join(self.source_names)}: {self.nothing_to_train}{lower}")
         return plan
 
-    def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
+    def assembler(self, n_rows: int = 0) -> Assembler:
         """Builds the batches of a plan; see Assembler."""
-        return Assembler(self.store, pad_id, n_rows, self.target_filter)
+        return Assembler(self.store, n_rows, self.target_filter)
 
     def digest_check(self) -> DigestCheck:
         """Checks the tokens of all stores of this run during training."""
@@ -275,7 +269,7 @@ class Corpus:
             if abs(got["share"] - share) > SHARE_TOLERANCE:
                 lines.append(
                     f"warning: {name} does not get its share: an epoch takes whole documents, and the sources have too little "
-                    "text, or too long documents; give the smallest source a smaller share"
+                    "text, or too long documents: cut these into shorter ones, or add :x2 to a share and give --max_updates"
                 )
         return lines
 
@@ -314,11 +308,11 @@ class Corpus:
             "what is beyond --max_seq_len"
         ]
 
-    def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
+    def validation(self) -> "ValidationBatches | None":
         """ValidationBatches over whole documents (long ones in pieces, long conversations truncated), or None."""
         if self.val_store is None or self.val_documents is None:
             return None
-        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.target_filter)
+        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, self.target_filter)
 
 
 def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
@@ -366,9 +360,7 @@ class ValidationBatches:
 
     n_bytes: int | None
 
-    def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, target_filter: TargetFilter | None
-    ) -> None:
+    def __init__(self, store: Documents, documents: Ints, max_seq_len: int, target_filter: TargetFilter | None) -> None:
         self.plan = EpochPlan(
             store.offsets,
             max_seq_len,
@@ -380,7 +372,7 @@ class ValidationBatches:
         )
         # first row of each batch
         self.first_rows = range(0, self.plan.n_rows, EVAL_ROWS)
-        self.assembler = Assembler(store, pad_id, EVAL_ROWS, target_filter)
+        self.assembler = Assembler(store, EVAL_ROWS, target_filter)
         self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if target_filter is None else None
 
     def __len__(self) -> int:

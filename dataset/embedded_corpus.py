@@ -1,14 +1,10 @@
-"""Data that every machine has, so that training works at once; dataset/README.md says how to get a full corpus.
+"""A corpus that every machine has, so that training works at once; dataset/README.md says how to get a full one.
 
-The corpus: the documentation inside the installed Python, that is the language reference (`pydoc_data.topics`) and the
-docstrings of the standard library and NumPy, read out of their source files without importing or running any of them.
-
-The conversations: questions on the built-in functions and classes and those of everyday modules, answered by the first
-sentence of their documentation. They are few enough for a small model to learn all of them by heart.
+The documentation inside the installed Python: the language reference (`pydoc_data.topics`) and the docstrings of the
+standard library and NumPy, read out of their source files without importing or running any of them.
 """
 
 import ast
-import builtins
 import importlib.util
 import inspect
 import json
@@ -32,42 +28,16 @@ SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packa
 # Entries of a module share a document until it has this many characters, so that BOS and EOS pay off.
 DOCUMENT_CHARACTERS = 2000
 
-# Ways to ask about a name; the data has each answer once per phrasing.
-PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
-# Commonly used modules that every system has
-MODULES = (
-    "argparse", "ast", "base64", "bisect", "bz2", "calendar", "codecs", "collections", "configparser", "contextlib",
-    "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum", "fileinput", "fnmatch",
-    "fractions", "functools", "glob", "graphlib", "gzip", "hashlib", "heapq", "hmac", "html", "inspect", "io",
-    "ipaddress", "json", "linecache", "logging", "lzma", "mimetypes", "numbers", "operator", "os", "pathlib",
-    "pickle", "pkgutil", "platform", "plistlib", "pprint", "queue", "random", "re", "reprlib", "sched", "secrets",
-    "selectors", "shelve", "shlex", "shutil", "socket", "statistics", "string", "subprocess", "tarfile", "tempfile",
-    "textwrap", "threading", "timeit", "tokenize", "tomllib", "traceback", "types", "typing", "urllib", "uuid",
-    "warnings", "weakref", "zipfile", "zoneinfo",
-)  # fmt: skip
-# Up to a full stop followed by the start of another sentence, so not the one in "e.g. a"
-SENTENCE = re.compile(r"(.*?(?:[.!?](?=\s+[A-Z\"'`(*]|$)|[。！？]))")
-# Characters of an answer: longer first sentences tend to be lists, shorter ones fragments.
-SHORTEST = 15
-LONGEST = 160
-# Marks of signatures, examples and tables
-NO_PROSE = ("->", "::", ">>>", "|")
-
 
 def build_embedded_corpus(path: str | Path = ROOT / "dataset" / "python_docs.jsonl") -> Path:
     """Writes the corpus to `path` as jsonl, in some seconds, unless it exists; returns the path.
 
     The same Python and NumPy give the same file.
     """
-    return _build_once(Path(path), lambda: ({"text": text} for text in documents()))
+    return build_once(Path(path), lambda: ({"text": text} for text in documents()))
 
 
-def build_embedded_questions(path: str | Path = ROOT / "dataset" / "python_questions.jsonl") -> Path:
-    """Writes the conversations to `path` as jsonl, as `build_embedded_corpus` does the corpus."""
-    return _build_once(Path(path), _conversations)
-
-
-def _build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
+def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +49,6 @@ def _build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
                     line = json.dumps(record, ensure_ascii=False) + "\n"
                     file.write(line.encode())
     return path
-
-
-# ------------------------------------------------------------------------------------------------- the corpus
 
 
 def documents() -> Iterator[str]:
@@ -106,9 +73,9 @@ def _topics() -> Iterator[str]:
 def _modules(root: Path, package: str) -> Iterator[str]:
     """The documents of all modules under `root`, in the order of their files."""
     seen: set[str] = set()
-    for file, name in _files(root, package):
+    for file, name in source_files(root, package):
         document: list[str] = []
-        for entry in _entries(file, name):
+        for entry in entries(file, name):
             # Aliases and overrides repeat a docstring under another name, which is in the first line.
             body = entry.partition("\n")[2]
             if body in seen:
@@ -122,7 +89,7 @@ def _modules(root: Path, package: str) -> Iterator[str]:
             yield "\n\n\n".join(document)
 
 
-def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
+def source_files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
     """(file, the dotted name that users know) of the modules under `root`: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py
     is decimal."""
     # Sorted: directory listings have another order on every machine.
@@ -134,7 +101,7 @@ def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
             yield file, ".".join([package, *public] if package else public)
 
 
-def _entries(file: Path, name: str) -> Iterator[str]:
+def entries(file: Path, name: str) -> Iterator[str]:
     """The entries of a module: itself, functions, classes with their methods, each below its name and signature."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -192,53 +159,3 @@ def _clean(text: str) -> str:
     text = re.sub(r"[^\S\n]+\n", "\n", text.expandtabs().replace("\r\n", "\n"))
     text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip()
-
-
-# ------------------------------------------------------------------------------------------------- the questions
-
-
-def _conversations() -> Iterator[Record]:
-    """The conversations in a fixed order, with the questions on one name together."""
-    for name, answer in answers().items():
-        for phrasing in PHRASINGS:
-            turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]
-            yield {"conversations": turns}
-
-
-def answers() -> dict[str, str]:
-    """{name: the first sentence of its documentation}, where that is prose."""
-    found: dict[str, str] = {}
-    for name, text in chain(_of_builtins(), _of_library()):
-        answer = first_sentence(text)
-        is_prose = SHORTEST <= len(answer) <= LONGEST and answer[0].isupper() and not any(m in answer for m in NO_PROSE)
-        if name not in found and is_prose:
-            found[name] = answer
-    return found
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a text, on one line; its first paragraph if that has no full stop."""
-    paragraph = re.split(r"\n\s*\n", text.strip())[0]
-    line = " ".join(paragraph.split())
-    found = SENTENCE.match(line)
-    return found.group(1) if found else line
-
-
-def _of_builtins(owner: object = builtins, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, documentation) of the built-in functions, types and their methods, which are written in C."""
-    for name, value in sorted(vars(owner).items()):
-        if name.startswith("_") or (owner is builtins and not callable(value)):
-            continue
-        yield prefix + name, inspect.getdoc(value) or ""
-        if owner is builtins and isinstance(value, type) and not issubclass(value, BaseException):
-            yield from _of_builtins(value, f"{name}.")
-
-
-def _of_library() -> Iterator[tuple[str, str]]:
-    """(name, documentation) of the functions, classes and methods in MODULES."""
-    for entry in chain.from_iterable(_entries(file, name) for file, name in _files(LIBRARY, "")):
-        heading, _, text = entry.partition("\n")
-        kind, _, name = heading.partition("(")[0].rpartition(" ")
-        parts = name.split(".")
-        if kind != "module" and parts[0] in MODULES and not any(part.startswith("_") for part in parts):
-            yield name, text

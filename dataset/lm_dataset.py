@@ -18,13 +18,20 @@ class PretrainDataset(Dataset):
 
     BOS and EOS are added where missing; a text truncated at max_length ids has no EOS. Any fast Hugging Face tokenizer
     works; padding is its pad token, else its EOS, else id 0. Blank lines and empty texts are skipped. Files of all
-    kinds and folders are read, and tokenised once into the token store that the trainers use.
+    kinds and folders are read, and tokenised once into the token store that the trainers use. parse_special_tokens: read spelt-out
+    special tokens as these, as MiniMind does.
     Errors: DataError for the first faulty line, with file and line.
     """
 
-    def __init__(self, data_path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int = 512) -> None:
+    def __init__(
+        self,
+        data_path: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int = 512,
+        parse_special_tokens: bool = False,
+    ) -> None:
         self.max_length = max_length
-        self.store = open_or_build(data_path, DocumentEncoder(tokenizer))
+        self.store = open_or_build(data_path, DocumentEncoder(tokenizer, parse_special_tokens))
         candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.pad_id = next(token_id for token_id in candidates if token_id is not None)
 

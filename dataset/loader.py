@@ -46,7 +46,7 @@ def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
 class Batch(NamedTuple):
     """int64 tensors [R, T] and two counts.
 
-    Positions without a token: input `pad_id`, target -100, document -1, position 0. In padded rows a document's last
+    Positions without a token: input 0, target -100, document -1, position 0. In padded rows a document's last
     token follows its pairs as in PretrainDataset; it is an input without a target and counts as padding (document -1).
     """
 
@@ -74,11 +74,8 @@ class Assembler:
     count, and no sum over targets or documents. target_filter: masks some targets of a batch.
     """
 
-    def __init__(
-        self, store: Documents, pad_id: int = 0, n_rows: int = 0, target_filter: TargetFilter | None = None
-    ) -> None:
+    def __init__(self, store: Documents, n_rows: int = 0, target_filter: TargetFilter | None = None) -> None:
         self.store = store
-        self.pad_id = pad_id
         self.n_rows = n_rows
         self.target_filter = target_filter
 
@@ -89,8 +86,8 @@ class Assembler:
         per_row, begin, pairs, T, is_padded = recipe
         tokens = self.store.tokens
         R = max(self.n_rows, len(per_row))
-        # Positions that no piece overwrites below stay padding.
-        inputs = np.full((R, T), self.pad_id, dtype=np.int64)
+        # Positions that no piece overwrites below stay padding. It is not trained, so any valid id will do.
+        inputs = np.zeros((R, T), dtype=np.int64)
         targets = np.full((R, T), IGNORE, dtype=np.int64)
         documents = np.full((R, T), -1, dtype=np.int64)
         positions = np.zeros((R, T), dtype=np.int64)

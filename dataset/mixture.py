@@ -194,7 +194,7 @@ class Mixture:
         for source, full, tokens in zip(sources, self.pass_targets, wanted, strict=True):
             if tokens / full > MAX_REPEATS:
                 raise DataError(
-                    f"--data_path: the run takes about {tokens / full:,.0f} passes over {name_of(source.paths)}, and at most "
+                    f"the run takes about {tokens / full:,.0f} passes over {name_of(source.paths)}, and at most "
                     f"{MAX_REPEATS:,} are planned: train less, or name more text"
                 )
         if n_rows:

@@ -91,13 +91,13 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
     return Source(paths, tuple(points), repeat)
 
 
-def group_sources(data_path: Sequence[str]) -> list[Source]:
+def group_sources(data_path: Sequence[str | Source]) -> list[Source]:
     """The sources of --data_path, one per token store: without shares all paths make one store, so that 300 files of a
     shell glob are one corpus; with shares each path has its own.
 
     Errors: DataError if only some paths have a share, and if the shares do not fit each other.
     """
-    sources = [source_of_argument(argument) for argument in data_path]
+    sources = [one if isinstance(one, Source) else source_of_argument(one) for one in data_path]
     without_share = [source.paths[0] for source in sources if source.shares is None]
     if len(without_share) == len(sources):
         return [Source(without_share)]

@@ -5,7 +5,7 @@
 #
 # HEAD       rendezvous: a node and a free port on it
 # NODES      number of nodes; 1:2 continues with one of two, and with both again (add --rows_per_update)
-# PROCESSES  per node; default: its GPUs
+# PROCESSES  per node; default: its GPUs (needed without any)
 # RESTARTS   maximum restarts of the processes of all nodes; default: 3
 # RUN_ID     name of the run, needed if two runs share a HEAD; default: minimind
 # TRAINER    default: trainer/train_pretrain.py

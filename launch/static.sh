@@ -7,7 +7,7 @@
 # HEAD, PORT  node 0 and a free port on it
 # NODES       number of nodes
 # NODE        number of this node, from 0
-# PROCESSES   per node; default: its GPUs
+# PROCESSES   per node; default: its GPUs (needed without any)
 # TRAINER     default: trainer/train_pretrain.py
 set -eu
 : "${HEAD:?is not set: see the first lines of launch/static.sh}"

@@ -147,6 +147,11 @@ def compiled_backend(
         return CompiledBackend(shape, on_gpu, notice)
     if not on_gpu:
         return CompiledBackend(shape)
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        notice = (
+            "attention: PyTorch's own with a mask, which takes longer: FlexAttention needs an RTX 30, an A100 or newer"
+        )
+        return CompiledBackend(shape, on_gpu, notice)
     try:
         tile, reason = working_tile(config, device, dtype, T=shape[1])
     except RuntimeError as error:

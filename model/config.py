@@ -203,6 +203,13 @@ def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
             if fields.setdefault(name, value) != value:
                 raise ValueError(f"{alias}={value} and {name}={fields[name]} are one field: pass one of them")
     scaling = fields.pop("rope_scaling", None)
+    # Its name in transformers 5, where the base is one of the parameters
+    parameters = fields.pop("rope_parameters", None)
+    if isinstance(parameters, Mapping):
+        if parameters.get("rope_theta") is not None:
+            fields.setdefault("rope_theta", parameters["rope_theta"])
+        if parameters.get("rope_type", "default") != "default":
+            scaling = scaling or parameters
     if not scaling:
         return fields
     is_mapping = isinstance(scaling, Mapping)

@@ -13,12 +13,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from common.errors import UserError
 from common.files import read_object
-from common.wording import loader_error_reason, one_line
-from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
+from common.wording import one_line
+from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, public_spellings
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import TABLES, StateDict, model_with
 
@@ -97,38 +96,6 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         raise ValueError(f"transformers has no such {name}: {one_line(error)}") from None
 
 
-def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> that of its twin, without a tied head.
-
-    Qwen2-MoE multiplies its one shared expert by sigmoid(w·x). With w = 0 that is exactly 1/2, so down_proj is doubled,
-    which is exact too. Several shared experts are concatenated along their hidden units; none becomes one of zeros.
-    The zero biases are for readers that only know Qwen2-MoE with biases; x + 0 is x.
-    """
-    state = {name: tensor.float() for name, tensor in state.items()}
-    if config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    if not (config.generation == "minimind2" and config.use_moe):
-        return state
-    H = config.hidden_size
-    width = config.moe_intermediate_size
-    for layer in range(config.num_hidden_layers):
-        mlp = f"model.layers.{layer}.mlp."
-        attention = f"model.layers.{layer}.self_attn."
-        # axis: that of the hidden units, for the concatenation
-        for matrix, axis, scale, shape in (
-            ("gate_proj", 0, 1, (width, H)),
-            ("up_proj", 0, 1, (width, H)),
-            ("down_proj", 1, 2, (H, width)),
-        ):
-            names = [f"{mlp}shared_experts.{s}.{matrix}.weight" for s in range(config.n_shared_experts)]
-            parts = [state.pop(name) for name in names] or [torch.zeros(shape)]
-            state[f"{mlp}shared_expert.{matrix}.weight"] = torch.cat(parts, dim=axis) * scale
-        state[f"{mlp}shared_expert_gate.weight"] = torch.zeros(1, H)
-        for matrix in ("q_proj", "k_proj", "v_proj"):
-            state[f"{attention}{matrix}.bias"] = torch.zeros(len(state[f"{attention}{matrix}.weight"]))
-    return state
-
-
 # ----------------------------------------------------------------------------------------------- from a folder
 
 
@@ -143,6 +110,10 @@ def read_config(folder: Path) -> MiniMindConfig:
     try:
         refuse_layers(theirs)
         model_type = str(theirs.get("model_type"))
+        if model_type == MiniMindConfig.model_type:
+            # Only our fields: others could make transformers import or fetch programs.
+            fields = public_spellings(theirs)
+            return MiniMindConfig.from_dict({name: fields[name] for name in fields.keys() & DECLARATIONS.keys()})
         if model_type not in KINDS:
             raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
         generation, use_moe = KINDS[model_type]
@@ -185,59 +156,10 @@ def refuse_layers(theirs: Mapping[str, object]) -> None:
             raise ValueError(f"{name[:60]} is more than {MAX_LAYERS:,}, which no model has")
 
 
-def load_config(what: str, folder: Path) -> Any:
-    """Returns the config of a save_pretrained folder, of any architecture. what: its name in errors. Errors: UserError."""
-    try:
-        refuse_layers(read_object(folder / CONFIG))
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Loaders raise many kinds of errors.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_error_reason(error)})") from error
-    # transformers would download an attention kernel from the hub and run it, despite trust_remote_code=False.
-    implementation = str(getattr(config, "_attn_implementation", None) or "")
-    if "/" in implementation:
-        raise UserError(f"{what}: its config asks for the attention of {implementation}, a program that is not fetched")
-    return config
-
-
-def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any) -> tuple[Any, dict[str, list[str]]]:
-    """Returns (network in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
-
-    Missing weights and those of another shape are random; names of the latter include both shapes. kind: a class of
-    transformers. config: of load_config, perhaps changed. Errors: UserError.
-    """
-    try:
-        # transformers makes up what the files lack: a config of a kilobyte must not fill the memory. Quantised weights have
-        # half a byte each.
-        with torch.device("meta"):
-            parameters = sum(
-                weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters()
-            )
-        n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-        if parameters > 2 * n_bytes:
-            raise ValueError(f"its config asks for {parameters:,} parameters, the weight files have {n_bytes:,} bytes")
-        network, faults = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
-        )
-    except Exception as error:
-        raise UserError(f"{what}: no model can be loaded from there ({loader_error_reason(error)})") from error
-    shapes = "{} is {} in the file, {} in the config"
-    faults["mismatched_keys"] = [
-        shapes.format(key, list(found), list(expected)) for key, found, expected in faults["mismatched_keys"]
-    ]
-    return network, {fault: sorted(keys) for fault, keys in faults.items()}
-
-
 def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
-    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode: the inverse of to_hf. config: of read_config.
+    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode: the inverse of to_hf (model/hf_export.py).
 
+    config: of read_config.
     Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code. One shared
     expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that strict
     loading reports it.
@@ -253,7 +175,9 @@ def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
         try:
             theirs.update(load_file(path))
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path}: not a readable .safetensors, or not all of it ({error})") from None
+            raise ValueError(
+                f"{path}: not a readable .safetensors, the only kind that is read, or not all of it ({error})"
+            ) from None
     own: StateDict = {}
     for name, tensor in theirs.items():
         shared = SHARED_EXPERT.fullmatch(name)

@@ -37,12 +37,9 @@ COPY = 0.5
 def init_induction(model: MiniMindForCausalLM) -> None:
     """Set query head 0 of the first two layers, the key/value head that it shares with others, and one coordinate of the
     embeddings, in new weights with o_proj = 0.
-
-    Errors: ValueError for a model of one layer, and for minimind3, which has q_norm and k_norm.
     """
     config = model.config
-    if not supports_induction(config):
-        raise ValueError("init_scheme induction is for models of generation minimind2 with two layers or more")
+    assert supports_induction(config), "settings and planner check it"
     H, D = config.hidden_size, config.head_dim
     n = min(D, (H - 1) // 2)
     model.lm_head.weight[:, -1] = CONSTANT
@@ -78,5 +75,5 @@ def init_induction(model: MiniMindForCausalLM) -> None:
 
 
 def supports_induction(config: MiniMindConfig) -> bool:
-    """Returns whether `init_induction` supports this config."""
+    """Returns whether `init_induction` supports this config: a model of two layers or more, and without q_norm and k_norm."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1

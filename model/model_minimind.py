@@ -255,7 +255,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
     config: MiniMindConfig
     config_class = MiniMindConfig
-    base_model_prefix = "model"
     supports_gradient_checkpointing = True
     # transformers.Trainer then passes num_items_in_batch, so that its accumulation is exact.
     accepts_loss_kwargs = True
@@ -382,13 +381,16 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: int | torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        tokenizer: object = None,
     ) -> MiniMindOutput:
         """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
 
         attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
         logits_to_keep: an int (that many last positions, 0: all) or an index tensor.
         labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
-        position_ids that restart, without mask and cache, begin another document. Errors: ValueError for output_attentions.
+        position_ids that restart, without mask and cache, begin another document.
+        tokenizer: not used; `generate(stop_strings=...)` passes it on.
+        Errors: ValueError for output_attentions.
         """
         if output_attentions:
             raise ValueError("output_attentions: attention weights are not computed")

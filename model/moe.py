@@ -65,7 +65,7 @@ class MoEFeedForward(nn.Module):
         else:
             # A router with an adapter, in the precision of its weights
             with torch.autocast(tokens.device.type, enabled=False):
-                logits = self.gate(tokens.to(next(self.gate.parameters()).dtype)).float()
+                logits = self.gate(tokens.to(next(self.gate.parameters(), tokens).dtype)).float()
         scores = logits.softmax(dim=-1)
         weights, chosen = scores.topk(self.config.num_experts_per_tok, dim=-1, sorted=False)
         if self.config.norm_topk_prob:

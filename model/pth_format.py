@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from common.files import check_regular_file, file_digest, read_object
+from common.files import check_regular_file, file_digest
 from common.wording import one_line
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
-from model.weight_record import DIGEST_FIELD
+from model.weight_record import DIGEST_FIELD, read_record
 
 # MiniMindForCausalLM, which imports this module
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
@@ -44,7 +44,8 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     if unknown := sorted(overrides.keys() - DECLARATIONS.keys()):
         raise ValueError(f"{unknown[0]} is not a field of MiniMindConfig")
     beside = path.with_suffix(".json")
-    record = read_object(beside) if beside.exists() else None
+    check_regular_file(beside)
+    record = read_record(path) if beside.exists() else None
     state = read_state_dict(path, None if record is None else record.get(DIGEST_FIELD))
     try:
         if record is None:
@@ -157,7 +158,7 @@ def check_kind(path: Path) -> None:
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
             reason = "the archive is damaged or cut off"
     elif not head.startswith(PICKLE_MAGIC):
-        reason = "torch.save did not write it: a git-LFS pointer, for git lfs pull, or a web page?"
+        reason = "torch.save did not write it: a .safetensors (name its folder), a git-LFS pointer, for git lfs pull, or a web page?"
     if reason:
         raise ValueError(f"{path}: not a readable weight file ({reason})")
 
@@ -175,7 +176,9 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     def size(key: str, axis: int = 0) -> int:
         """Size of an axis of a tensor that every MiniMind has."""
         if key not in state or state[key].dim() <= axis:
-            raise ValueError(f"not a MiniMind state dict, {key} is missing, or of another shape")
+            raise ValueError(
+                f"not the weights of a minimind2 or minimind3 (of a minimind-v1, or a LoRA alone?): {key} is missing, or of another shape"
+            )
         return state[key].shape[axis]
 
     def count(name: str) -> int:

@@ -18,5 +18,13 @@ THOUGHTS_FIELD = "trained_thoughts"
 
 def read_record(weight: Path) -> dict[str, Any]:
     """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is no JSON."""
-    path = weight.with_suffix(".json") if weight.suffix == ".pth" else weight / "config.json"
-    return read_object(path) if path.is_file() else {}
+    path = weight / "config.json" if weight.is_dir() else weight.with_suffix(".json")
+    record = read_object(path) if path.is_file() else {}
+    # MiniMind's own config.json names no generation, but only minimind3 has this field.
+    if (
+        "moe_intermediate_size" in record
+        and record.get("generation") is None
+        and record.get("model_type") == "minimind"
+    ):
+        record["generation"] = "minimind3"
+    return record

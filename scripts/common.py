@@ -27,8 +27,9 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
-from model.hf_format import load_config, load_folder, load_network, read_config
+from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
+from model.networks import load_config, load_network
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.first_model import existing_weights_hint

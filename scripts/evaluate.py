@@ -40,7 +40,7 @@ from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
-from dataset.embedded_corpus import build_embedded_questions, first_sentence
+from dataset.embedded_questions import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise

@@ -26,7 +26,8 @@ from common.errors import UserError, optional_package, user_errors, utf8
 from common.files import atomic_file
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
+from dataset.tokenizing.saving import starts_with_bos
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size
 from scripts.arguments import export_gguf_parser
 from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact

@@ -38,18 +38,22 @@ from common.files import atomic_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import (
-    bos_template,
-    check_vocabulary_size,
-    has_tokenizer,
-    save_tokenizer,
-    vocabulary_digest,
-)
-from model.hf_format import StateDict, hf_config, to_hf
+from dataset.tokenizing.saving import save_tokenizer
+from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_size, has_tokenizer, vocabulary_digest
+from model.hf_export import to_hf
+from model.hf_format import StateDict, hf_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
-from scripts.common import as_minimind, load_model, max_positions, tokenizer_folder, tokenizer_of, vocabulary_size
+from scripts.common import (
+    as_minimind,
+    end_ids,
+    load_model,
+    max_positions,
+    tokenizer_folder,
+    tokenizer_of,
+    vocabulary_size,
+)
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import RunRecords
 from trainer.saving.weights import save_pth
@@ -129,7 +133,9 @@ def export(
             template = bos_template(str(tokenizer.bos_token), tokenizer.bos_token_id)
             tokenizer.backend_tokenizer.post_processor = template
         save_tokenizer(tokenizer, unfinished)
-        ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad")}
+        ends = end_ids(model, tokenizer.eos_token_id)
+        ids["eos_token_id"] = ends if len(ends) > 1 else tokenizer.eos_token_id
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
         # Compares the files as written, so that write errors are found too

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import untrained_bpe
 from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
-from model.hf_format import StateDict, hf_config, to_hf
+from model.hf_export import to_hf
+from model.hf_format import StateDict, hf_config
 from scripts.chat_template import default_template
 
 # {(generation, has experts): architecture of llama.cpp}. In transformers a minimind2 with experts is a Qwen2-MoE. Not

@@ -69,14 +69,14 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import UserError, user_errors
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
-from dataset.corpus import sources_of
-from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
+from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_files import ANY_TEXT
+from dataset.shares import group_sources
 from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints, TokenStore
 from dataset.store.token_store import candidate_folders, first_writable
@@ -154,7 +154,7 @@ class DataLook:
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
-        self.groups = [source.paths for source in sources_of(data_of(settings))]
+        self.groups = [source.paths for source in group_sources(data_of(settings))]
         self.is_chat = is_chat(find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0], settings)
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
@@ -272,7 +272,7 @@ class DataLook:
 
     def _copies(self, copies: Copies) -> Section:
         """Counts, and the documents with the most copies of each kind."""
-        is_copy = copies.of != NONE
+        is_copy = copies.of != NO_EARLIER
         rows = []
         for name, documents in self._documents_of_sources():
             exact, copied = int(copies.is_exact[documents].sum()), int(is_copy[documents].sum())
@@ -309,7 +309,7 @@ class DataLook:
         plan = self.corpus.plan(0)
         store = self.corpus.store
         # The padding is not shown.
-        batch = self.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
+        batch = self.corpus.assembler()[plan.recipe(range(number, number + 1))]
         targets = batch.targets[0].tolist()
         documents = batch.document_ids[0].tolist()
         pieces = []

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.settings import SettingsParser
-from dataset import embedded_corpus
+from dataset import embedded_corpus, embedded_questions
 from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
@@ -105,7 +105,7 @@ def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the
 def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     """The lines of Python by which it does so, run in another folder, with little text."""
     monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
-    monkeypatch.setattr(embedded_corpus, "answers", lambda: {"what": "that."})
+    monkeypatch.setattr(embedded_questions, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
     command = ["make", "-n", "--always-make", "-C", str(ROOT), target]

@@ -45,7 +45,7 @@ class UpdateGraphs:
 
     accumulate(batch, totals): forward and backward pass. end_update(rates, requests): called after the last micro-batch, with
     a 0-d rate for each of groups. groups: of the optimisers; they become capturable. n_requests: length of requests.
-    is_on: False: never record. state: returns all tensors that the two functions change.
+    may_record: False: never record. state: returns all tensors that the two functions change.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class UpdateGraphs:
         n_requests: int,
         device: torch.device,
         state: Callable[[], list[torch.Tensor]],
-        is_on: bool,
+        may_record: bool,
     ) -> None:
         self.accumulate = accumulate
         self.device = device
         self.state = state
-        self.is_on = is_on
+        self.may_record = may_record
         # receives a line if graphs do not work
         self.say: Callable[[str], object] = lambda line: None
         for group in groups:
@@ -90,7 +90,7 @@ class UpdateGraphs:
         on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
         parts = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
         batch, totals = type(batch)(*parts[: len(batch)]), type(totals)(*parts[len(batch) :])
-        if self.is_on and self.updates and self.is_at_start and self.replay_micro_batch is None:
+        if self.may_record and self.updates and self.is_at_start and self.replay_micro_batch is None:
             self._record(batch, totals)
         self.is_at_start = False
         shapes = [part.shape for part in batch]
@@ -129,12 +129,12 @@ class UpdateGraphs:
             if not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(state, plain, strict=True)):
                 why = "an update with them gave other bits than one without"
         except RuntimeError as error:
-            # includes torch.OutOfMemoryError
-            why = compiler_error_line(error)
+            # includes torch.OutOfMemoryError. After a failure the end of the capture fails too, with a text of its own.
+            why = compiler_error_line(error.__context__ or error)
         if before:
             torch._foreach_copy_(state, before)
         if why:
-            self.is_on = False
+            self.may_record = False
             self.say(f"training without CUDA graphs: {why}")
             return
         self.batch, self.totals = batch, totals

@@ -171,7 +171,7 @@ class Engine:
                 len(STOP_REQUESTS) + 1,
                 device,
                 self._changed_by_an_update,
-                is_on=cuda_graphs,
+                may_record=cuda_graphs,
             )
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # outcome in flight: (pinned copy, event of its arrival, its update)
@@ -408,7 +408,7 @@ def make_engine(
 
     identity: of the job, compared among the ranks. shard: --shard. allows_cuda_graphs, cuda_graphs: see Engine. adam: options of AdamW.
     """
-    # Each rank's hardware chooses these, whatever --dtype says. With float16 losses are scaled, and so are gradients.
+    # Each rank's hardware chooses these, whatever --dtype says. Gradients of a float16 rank are scaled, and cannot be added to others.
     facts = {"precision": str(dtype), **identity}
     if settings.optimizer == "muon":
         facts["precision of Muon's iterations"] = str(iteration_dtype(device))

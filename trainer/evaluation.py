@@ -35,7 +35,7 @@ def gather_batch_rows(
     shape: tuple[int, int],
     signals: StopSignals,
 ) -> tuple[torch.Tensor, int]:
-    """Returns (float64 table of `shape`, whose rows rows_of_batch[i] are compute(i); number of a stop signal, or 0).
+    """Returns (a float64 table of `shape` with compute(i) in its rows rows_of_batch[i]; number of a stop signal, or 0).
 
     Rank i mod world size computes batch i into separate rows; the sum over the ranks adds zeros to them, so the table is the
     same on every rank and world size. If the model is sharded, all ranks compute together: one without a batch left repeats

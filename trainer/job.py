@@ -93,6 +93,8 @@ class Progress:
     # lowest and latest validation loss
     best_val_loss: float = float("inf")
     val_loss: float = float("inf")
+    # Evaluation.data of these
+    val_data: str = ""
     # The warm-up is over: a resume with larger updates does not begin it again.
     is_warm: bool = False
     # an evaluation is due, for example after a stop signal: the resume starts with it
@@ -109,7 +111,7 @@ class Length:
     these take.
 
     clock: moves the end of a run with a time budget. flag: the one to raise to continue a finished run; "": none. rows_of_epoch:
-    for a run that is one plan, rows of each part, as set by its flags; 0: an epoch has the rows of the data.
+    rows that count as an epoch where --max_updates sets the length of a run that is one plan (shares); 0: those of the data.
     """
 
     epochs: int = 1
@@ -167,7 +169,8 @@ class Evaluation:
 
     evaluate: every `eval_interval` and at the end; None: never. samples: generated texts, every `sample_interval` updates and
     at the end; 0: with each evaluation. counts_updates: `eval_interval` and the intervals of the settings count updates;
-    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: not saved.
+    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: not saved. data:
+    fingerprint of the validation documents, "" if a resume cannot have others.
     """
 
     evaluate: Evaluate | None = None
@@ -176,6 +179,7 @@ class Evaluation:
     sample_interval: int = 0
     counts_updates: bool = False
     save_best: SaveBest | None = None
+    data: str = ""
 
 
 @dataclass

@@ -193,6 +193,11 @@ class Trainer:
             if self.progress.update:
                 # Damaged data may have made the loader fail: `save` checks that first.
                 self.save()
+        except RuntimeError:
+            # Ctrl-C ends the compilers of the first update too. (Several ranks would wait for each other below.)
+            if self.updates_here or not self.signals.signum or self.ranks.world_size > 1:
+                raise
+            stop_request = self.signals.signum
         finally:
             self.loader.close()
         self.saver.finish()
@@ -227,7 +232,7 @@ class Trainer:
         self.current_epoch = epoch
         self.signals.arm()
         updates = self.loader.updates(plan.recipe, schedule)
-        # Within an epoch a failure is reported with the next update, for which this rank still has batches. Here it may have none.
+        # A later failure is reported with an update. A rank without a first batch cannot take part in one, so the ranks ask each other.
         with contextlib.suppress(LoaderError):
             updates = chain([next(updates)], updates)
         if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
@@ -383,7 +388,9 @@ class Trainer:
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
         step_seconds = self.stopwatch.seconds_per_step(progress.step)
-        steps_left = (all_updates - progress.update) * accumulation_steps
+        # The last update of an epoch, perhaps its only one, may have fewer micro-batches.
+        steps_per_update = epoch.schedule.n_steps / epoch.schedule.n_updates
+        steps_left = (all_updates - progress.update) * steps_per_update
         values: dict[str, Any] = {
             "epoch": epoch.number + 1,
             **metrics,
@@ -391,7 +398,7 @@ class Trainer:
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (step_seconds * accumulation_steps),
+            "updates_per_second": 1 / (step_seconds * steps_per_update),
             "memory": peak_memory(self.device),
             # as in MiniMind, for this epoch only
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
@@ -431,6 +438,10 @@ class Trainer:
             progress.evaluation_due = False
             if values:
                 progress.val_loss = values["val_loss"]
+                if progress.val_data not in ("", evaluation.data):
+                    # The losses of other documents do not compare.
+                    progress.best_val_loss = math.inf
+                progress.val_data = evaluation.data
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
                     self.saver.keep_best()

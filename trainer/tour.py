@@ -70,11 +70,15 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
     try:
         with open(path, encoding="utf-8-sig") as lines:
             records = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
+    except ValueError:
+        records = []
     if not records or not all(isinstance(record, dict) and isinstance(record.get("text"), str) for record in records):
-        raise UserError(f'{path}: each line must be an object {{"text": "..."}}')
-    texts = [record["text"] for record in records]
+        raise UserError(f'{path}: each line must be an object {{"text": "..."}}, in UTF-8')
+    # As there: an empty text is skipped, and BOS and EOS that MiniMind's files spell out around a text are not doubled.
+    texts = [record["text"].removeprefix(tokenizer.bos_token) for record in records if record["text"]]
+    texts = [text.removesuffix(tokenizer.eos_token) for text in texts]
+    if not texts:
+        raise UserError(f"{path}: no text in it")
     # split_special_tokens: text that spells a special token, such as a page about this tokenizer, must not become one.
     ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     documents = [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in ids_of_texts]

@@ -14,6 +14,7 @@ all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import math
@@ -321,6 +322,8 @@ def run_seed(
     on_main(ranks, lambda: remove(folder / "predictions"))
     # With these the saved settings are enough to repeat the run.
     settings = replace(settings, task=data.name, seed=seed, num_seeds=1)
+    # The network of the run before is in reference cycles, and would take memory beside this one.
+    gc.collect()
     job = GlueJob(settings, surroundings, data)
     trainer = Trainer(job, surroundings)
     if settings.do_train:

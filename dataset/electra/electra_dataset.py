@@ -8,7 +8,8 @@ resume.
 Shapes. N: examples, R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError
 from dataset.packing import chunks, permutation
 from dataset.store.format import Documents, Ints, Tokens
+from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
 
 # Minimum positions of an example: two segments and their special tokens
@@ -28,6 +30,35 @@ SINGLE_SEGMENT = 0.1
 RANDOM_TARGET = 0.05
 # Probability that a line which overfills the first segment is still added to it
 OVERFLOW = 0.5
+
+
+class LineEncoder(DocumentEncoder):
+    """Encodes documents line by line: the ids of each line, then SEP. Lines without tokens are left out; in a .txt file
+    a blank line ends a document."""
+
+    blank_line_ends_document = True
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer)
+        self.sep_id = tokenizer.sep_token_id
+        # Only SEP is added: no BOS and EOS around a text, and no literal ones removed from it.
+        self.bos_id = self.eos_id = self._bos = self._eos = None
+        self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
+
+    def ends_line(self, token_id: int) -> bool:
+        """SEP marks the end of a line."""
+        return token_id == self.sep_id
+
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """Yields the ids of one text's lines, each followed by SEP."""
+        for line in text.split("\n"):
+            has_tokens = False
+            # SEP comes after all parts of a long line.
+            for ids in self._body_in_parts(line):
+                has_tokens = has_tokens or bool(ids)
+                yield ids
+            if has_tokens:
+                yield [self.sep_id]
 
 
 class Examples:

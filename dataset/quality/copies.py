@@ -45,7 +45,7 @@ MAX_ROUNDS = 64
 PAIRS = 1 << 16
 
 # no earlier document
-NONE = -1
+NO_EARLIER = -1
 
 # Mixing of 64-bit hashes: an odd multiplier whose bits look random (the golden ratio as a fraction of 2^64), and a shift
 # that brings high bits down
@@ -56,7 +56,7 @@ HALF = np.uint64(32)
 class Copies(NamedTuple):
     """For each document the earlier one that it is a copy of.
 
-    of          int64 [documents]: number of the earlier document, or NONE
+    of          int64 [documents]: number of the earlier document, or NO_EARLIER
     similarity  float32 [documents]: an estimate; 1 for exact copies
     is_exact    bool [documents]
     """
@@ -81,7 +81,7 @@ def exact_copies(doc_hash: Ints) -> Copies:
     """The documents with the hash of an earlier one. doc_hash: uint64 [documents]."""
     first = _first_alike(doc_hash)
     is_exact = first != np.arange(len(first))
-    return Copies(np.where(is_exact, first, NONE), is_exact.astype(np.float32), is_exact)
+    return Copies(np.where(is_exact, first, NO_EARLIER), is_exact.astype(np.float32), is_exact)
 
 
 def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path | None = None) -> Copies:
@@ -131,7 +131,7 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
     similarity = exact.similarity.copy()
     left = documents
     for band in range(BANDS):
-        left = left[of[left] == NONE]
+        left = left[of[left] == NO_EARLIER]
         members = left
         # key of each member's bucket
         buckets = _keys(signatures[band, members])
@@ -159,17 +159,17 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copie
     original, and kept if they are not near that. So a chain of small changes does not remove a document that is unlike
     all kept ones.
     """
-    is_near_copy = (of != NONE) & ~exact.is_exact
+    is_near_copy = (of != NO_EARLIER) & ~exact.is_exact
     near = np.flatnonzero(is_near_copy)
-    of_a_copy = near[of[of[near]] != NONE]
+    of_a_copy = near[of[of[near]] != NO_EARLIER]
     # Ascending, so that earlier documents are settled.
     for number in of_a_copy:
         first = of[of[number]]
-        if first == NONE:
+        if first == NO_EARLIER:
             continue
         (found,) = _similarities(signatures, np.array([first]), np.array([number]))
         is_near = found >= NEAR_FROM
-        of[number] = first if is_near else NONE
+        of[number] = first if is_near else NO_EARLIER
         similarity[number] = found if is_near else 0
 
 

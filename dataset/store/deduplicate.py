@@ -17,15 +17,14 @@ import numpy as np
 from common.errors import DataError
 from common.files import atomic_file
 from common.wording import announce, counted
-from dataset.quality.copies import NONE, Copies, exact_copies, near_copies, near_copies_version, rensa_library
+from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files
 from dataset.reading.settings import NEAR
-from dataset.store.encode_worker import hash_of_text
 from dataset.store.format import TokenStore, digest_of_json
-from dataset.store.token_store import StoreOptions, candidate_folders, first_writable
+from dataset.store.token_store import StoreOptions, candidate_folders, first_writable, hash_of_text
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when other documents would be left out.
@@ -93,7 +92,7 @@ def _near_or_exact(
         (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
         for store, of_store in zip(stores, files, strict=True)
     )
-    is_copy = near_copies(enumerate(texts), exact, place).of != NONE
+    is_copy = near_copies(enumerate(texts), exact, place).of != NO_EARLIER
     with atomic_file(place / name) as file:
         np.savez(file, is_copy=is_copy)
     if shown:

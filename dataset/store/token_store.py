@@ -15,18 +15,20 @@ ignored, and the data is read again.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from filelock import Timeout
@@ -43,14 +45,13 @@ from common.files import (
     sync_folder,
     user_cache,
 )
-from common.processes import usable_cores
+from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
-from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
-from dataset.reading.faults import BadLines, skip_or_raise
+from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
+from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
-from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.store.format import FILES, TokenStore, digest_of_json, read_json
-from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
@@ -60,6 +61,8 @@ TIMESTAMP_MARGIN_S = 3.0
 BYTES_PER_PROCESS = 16 << 20
 # seconds between progress lines of a build
 PROGRESS_INTERVAL_S = 15
+# an array.array
+Numbers = Any
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
 Stats = tuple[str, int, int, int, int]
 
@@ -120,10 +123,6 @@ def open_or_build(
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
-                    if temporary.is_dir():
-                        announce(
-                            f"{place / name}: an earlier tokenisation was interrupted; it starts from the beginning"
-                        )
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -184,7 +183,7 @@ def _tokenise(
     source: str,
     files: list[Path],
     stats: list[Stats],
-    encode: BlockEncoder,
+    encode: "BlockEncoder",
     num_procs: int | None,
     progress: bool,
 ) -> None:
@@ -250,6 +249,76 @@ def _source_name(path: Path) -> str:
     name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
     # File systems limit names to 255 bytes, a character may take four, and the suffixes take about fifty.
     return name.encode()[:160].decode(errors="ignore") or "data"
+
+
+# ------------------------------------------------------------------------------------------ text to ids
+
+
+class EncodedBlock(NamedTuple):
+    """The documents of a block, one after the other."""
+
+    tokens: Numbers  # uint16 or uint32
+    lengths: Numbers  # int64: tokens of each document
+    text_bytes: Numbers  # uint32: UTF-8 bytes of each document
+    hashes: Numbers  # uint64: hash of each document's text
+    faults: list[Fault]
+    source_bytes: int  # bytes of the data file that this block took, for progress
+
+
+@dataclass
+class BlockEncoder:
+    """Turns blocks into EncodedBlocks; picklable."""
+
+    encoder: DocumentEncoder
+    text_field: str
+    skip_bad_lines: bool
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.source_bytes)
+        for line, text in block.documents(self.text_field):
+            before = len(out.tokens)
+            if isinstance(text, str):
+                try:
+                    for ids in self.encoder.encode_in_parts(text):
+                        out.tokens.extend(ids)
+                except TooLongToEncode as error:
+                    del out.tokens[before:]
+                    text = BadLine("too long", str(error))
+            if isinstance(text, BadLine):
+                out.faults.append(Fault(str(block.path), line, *text.args))
+                if not self.skip_bad_lines:
+                    # The caller raises it: the rest of the block is not needed.
+                    break
+            elif len(out.tokens) > before:
+                # A text without tokens, from a tokenizer without BOS and EOS, is no document.
+                raw = self.encoder.body(text).encode()
+                out.lengths.append(len(out.tokens) - before)
+                out.text_bytes.append(len(raw))
+                out.hashes.append(hash_of_text(raw))
+        return out
+
+
+def hash_of_text(raw: bytes) -> int:
+    """A 64-bit hash. raw: the text in UTF-8, without its BOS and EOS strings, if any."""
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
+    """Yields the encoded blocks in order. num_procs=1: no process is started."""
+    if num_procs == 1:
+        encode.encoder.use_fast_bpe()
+        yield from map(encode, blocks)
+        return
+    try:
+        with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
+            # Two blocks per process in flight, so that none waits for the caller.
+            yield from workers.results(blocks, ahead=2 * num_procs)
+    except WorkerDied as lost:
+        raise DataError(
+            f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and put the code of a script of your own below "
+            "`if __name__ == '__main__':`"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------ making a store

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from common.wording import loader_error_reason
 from dataset.tokenizing.tokenizer_files import check_files, remove_bos_template
@@ -212,35 +212,6 @@ class DocumentEncoder:
         self._backend = self._own_backend(state["_backend"])
 
 
-class LineEncoder(DocumentEncoder):
-    """Encodes documents line by line: the ids of each line, then SEP. Lines without tokens are left out; in a .txt file
-    a blank line ends a document."""
-
-    blank_line_ends_document = True
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        super().__init__(tokenizer)
-        self.sep_id = tokenizer.sep_token_id
-        # Only SEP is added: no BOS and EOS around a text, and no literal ones removed from it.
-        self.bos_id = self.eos_id = self._bos = self._eos = None
-        self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
-
-    def ends_line(self, token_id: int) -> bool:
-        """SEP marks the end of a line."""
-        return token_id == self.sep_id
-
-    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """Yields the ids of one text's lines, each followed by SEP."""
-        for line in text.split("\n"):
-            has_tokens = False
-            # SEP comes after all parts of a long line.
-            for ids in self._body_in_parts(line):
-                has_tokens = has_tokens or bool(ids)
-                yield ids
-            if has_tokens:
-                yield [self.sep_id]
-
-
 # ------------------------------------------------------------------------------------------------ tiktoken
 
 
@@ -267,7 +238,9 @@ def fast_bpe(content: str) -> "Encoding | None":
     # Other added tokens are split off before a text is cut into pieces.
     if not all(token["special"] for token in spec["added_tokens"]):
         return None
-    byte_of = bytes_of_characters()
+    # {character of ByteLevel's alphabet: its byte}: itself if it is visible, else from U+0100 on
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_of = dict(zip(alphabet, sorted(range(256), key=lambda byte: chr(byte) not in alphabet), strict=True))
     results = [left + right for left, right in model["merges"]]
     # An entry that is neither a byte nor a merge must be a special token, so that it is never a piece.
     entries = {*results, *byte_of, *(token["content"] for token in spec["added_tokens"])}
@@ -282,16 +255,6 @@ def fast_bpe(content: str) -> "Encoding | None":
     for token in [*byte_of, *results]:
         ranks[bytes(byte_of[character] for character in token)] = model["vocab"][token]
     return tiktoken.Encoding("pieces", pat_str=LLAMA_BPE, mergeable_ranks=ranks, special_tokens={})
-
-
-def bytes_of_characters() -> dict[str, int]:
-    """{character of ByteLevel's alphabet: its byte}: itself if it is visible, else from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    byte_of = {chr(byte): byte for byte in visible}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    for number, byte in enumerate(hidden):
-        byte_of[chr(0x100 + number)] = byte
-    return byte_of
 
 
 @cache

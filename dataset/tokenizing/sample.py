@@ -11,6 +11,9 @@ from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files
 from dataset.reading.settings import TextSettings
 
+# Characters of a part of a long document: a small share of a book is some parts of it.
+PART = 1 << 17
+
 
 def draw_sample(
     data_path: Sequence[str], weights: Sequence[float], sample_bytes: float, options: TextSettings
@@ -21,7 +24,7 @@ def draw_sample(
     Errors: DataError for a path without text, and as `find_files` and `read_documents`.
     """
     sources = [find_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
-    # First pass: text bytes of each source, which decide how often its documents are used. Compressed or escaped files
+    # First pass: text bytes of each source, which decide how often its texts are used. Compressed or escaped files
     # count by their text, too.
     totals = []
     for path, files in zip(data_path, sources, strict=True):
@@ -36,15 +39,15 @@ def draw_sample(
         wanted = sample_bytes * weight / sum(weights)
         share = wanted / total
         announce(f"{path}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({share:.2f} times the source)")
-        # Spread evenly over the source; with a share above 1 documents repeat. After i documents ceil(i * share) have been
-        # yielded. Documents are counted, not bytes: taking one whenever the sample falls behind in bytes would favour long
-        # documents.
+        # Spread evenly over the source; with a share above 1 texts repeat. After i texts ceil(i * share) have been
+        # yielded. Texts are counted, not bytes: taking one whenever the sample falls behind in bytes would favour long ones.
         for i, text in enumerate(_texts(files, options.text_field, BadLines())):
             for _ in range(math.ceil((i + 1) * share) - math.ceil(i * share)):
                 yield text
 
 
 def _texts(files: Sequence[Path], text_field: str, bad_lines: BadLines | None) -> Iterator[str]:
+    """Yields the documents; one of more than PART characters in parts."""
     for file in files:
         for _, text in read_documents(file, text_field, bad_lines):
-            yield text
+            yield from (text[at : at + PART] for at in range(0, len(text), PART))

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, trainers
 
 from common.files import atomic_file
 from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.tokenizer_files import save_tokenizer
+from dataset.tokenizing.saving import save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, PreTrainedTokenizerBase

@@ -23,6 +23,8 @@ def test_items_are_inputs_targets_and_loss_mask(tmp_path):
         expected = (row[:-1], row[1:], [1] * (len(ids) - 1) + [0] * (12 - len(ids)))
         assert [part.tolist() for part in item] == [list(part) for part in expected]
         assert all(part.dtype == torch.int64 and part.shape == (11,) for part in item)
+    spelt = write_texts(tmp_path / "spelt.jsonl", ["a</s>b"])
+    assert PretrainDataset(spelt, tokenizer, 12, parse_special_tokens=True)[0][1].tolist().count(eos) == 2
     assert eos not in dataset[2][1].tolist() and dataset[1][1][-1] == eos
     assert dataset[-1][0].tolist() == dataset[3][0].tolist()
     with pytest.raises(IndexError):

@@ -22,9 +22,9 @@ from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, batches_of
 
 
-def naive_batch(store, plan, rows, pad_id):
+def naive_batch(store, plan, rows):
     """The four arrays of a packed batch, token by token."""
-    ids, targets, documents, positions = ([[fill] * plan.T for _ in rows] for fill in (pad_id, IGNORE, -1, 0))
+    ids, targets, documents, positions = ([[fill] * plan.T for _ in rows] for fill in (0, IGNORE, -1, 0))
     for i, r in enumerate(rows):
         at = 0
         for number, (document, start, pairs) in enumerate(plan.pieces_of_row(r)):
@@ -47,8 +47,8 @@ def test_packed_batch_equals_a_naive_loop(long_documents):
     store = make_store(random_lengths(200))
     plan = EpochPlan(store.offsets, 32, 5, 0, long_documents=long_documents)
     for rows in (range(3), range(plan.n_rows), [4, 1, 9]):
-        batch = Assembler(store, 7)[plan.recipe(rows)]
-        for tensor, naive in zip(batch[:4], naive_batch(store, plan, rows, 7), strict=True):
+        batch = Assembler(store)[plan.recipe(rows)]
+        for tensor, naive in zip(batch[:4], naive_batch(store, plan, rows), strict=True):
             assert tensor.dtype == torch.int64 and tensor.tolist() == naive
         assert batch.n_targets == (batch.targets != IGNORE).sum() and batch.n_documents == sum(
             len(plan.pieces_of_row(r)) for r in rows

@@ -159,7 +159,7 @@ def slow_save(seconds=0.5):
 
 def kill_in_prune():
     """kill -9 of this process when it begins to prune: after the save and before anything is deleted."""
-    checkpoint.Checkpoints._prune = lambda self, newest: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.Checkpoints._prune = lambda self, newest, keep: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_at_call(name, at=1):
@@ -188,8 +188,8 @@ def save_again():
     Saver.resume = saving_resume
 
 
-def full_disk(at_save, offset):
-    """In the given save the disk takes `offset` bytes of each of its files and no more; the save after it succeeds.
+def full_disk(at_tries, offset):
+    """In these tries to save the disk takes `offset` bytes of each of its files and no more; the others succeed.
 
     No limit of the whole process stands for it: other files are written by other threads meanwhile, the ledger of the test among them.
     """
@@ -199,7 +199,7 @@ def full_disk(at_save, offset):
         nonlocal count
         is_checkpoint = ".pt." in str(file.name)
         count += is_checkpoint
-        self.disk_is_full = is_checkpoint and count == at_save
+        self.disk_is_full = is_checkpoint and count in at_tries
         enter(self, file)
 
     def limited_write(self, data):

@@ -88,5 +88,7 @@ def test_public_spelling_of_yarn():
     config = MiniMindConfig(generation="minimind3", inference_rope_scaling=True)
     assert (config.yarn_factor, config.yarn_beta_fast, config.yarn_beta_slow) == (16, 32, 1)
     assert config.yarn_original_positions == 2048
+    config = MiniMindConfig(rope_parameters={"rope_type": "yarn", "rope_theta": 5e4, "factor": 4})
+    assert (config.inference_rope_scaling, config.rope_theta, config.yarn_factor) == (True, 5e4, 4)
     config = MiniMindConfig(rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 512})
     assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4, 512)

@@ -98,7 +98,7 @@ def test_cache_continued_by_several_tokens(kind, cache_class):
 @torch.no_grad()
 def test_logits_to_keep_and_inputs_embeds():
     model, ids = tiny(), prompt()
-    out = model(ids)
+    out = model.base_model(input_ids=ids, tokenizer=None)
     assert out.last_hidden_state.shape == (2, 7, 32) and out.past_key_values is None
     assert model(ids, use_cache=True).past_key_values.get_seq_length() == 7
     assert model(ids, past_key_values=DynamicCache()).past_key_values.get_seq_length() == 7

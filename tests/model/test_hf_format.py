@@ -7,8 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from model.config import MiniMindConfig
 from model.hf_format import load_folder, read_config
+from model.model_minimind import MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
+from trainer.pretrain.first_model import init_model
 
 EMBEDDINGS = "model.embed_tokens.weight"
 
@@ -43,6 +46,16 @@ def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
         shutil.copy(next(tmp_path.glob("model-00001-of-*")), tmp_path / "model-00001-of-00001.safetensors")
         with pytest.raises(ValueError, match="or there are those of several models"):
             load(tmp_path)
+
+
+def test_a_folder_of_save_pretrained(tmp_path):
+    """And a .pth of the same model, by a config with a field that no shape tells."""
+    config = MiniMindConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, rope_theta=1e4)
+    own = MiniMindForCausalLM(config).eval()
+    own.save_pretrained(tmp_path)
+    assert difference(load(tmp_path), own) == 0
+    torch.save(own.state_dict(), tmp_path / "pretrain_32.pth")
+    assert difference(init_model(config, "pretrain", tmp_path, "default"), own) == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": None}])

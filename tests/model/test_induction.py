@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from model.config import MiniMindConfig
 from trainer.pretrain.first_model import init_model
+from trainer.pretrain.settings import PretrainSettings
 
 
 @pytest.mark.parametrize("shape", [(64, 2, 1, 1), (96, 2, 1, 1), (128, 4, 2, 1), (256, 3, 4, 2)])
@@ -27,8 +28,8 @@ def test_a_text_said_twice_is_expected_the_second_time(shape):
     assert gained["induction"] > 1 and abs(gained["zero_out"]) < 0.3
 
 
-@pytest.mark.parametrize("fields", [{"num_hidden_layers": 1}, {"generation": "minimind3"}])
-def test_models_that_cannot_are_refused_in_one_line(fields):
-    with pytest.raises(ValueError, match="induction is for"):
-        config = MiniMindConfig(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, **fields)
-        init_model(config, "none", "out", "induction")
+@pytest.mark.parametrize("words", [["--num_hidden_layers", "1"], ["--generation", "minimind3"]])
+def test_models_that_cannot_are_refused_in_one_line(words, capsys):
+    with pytest.raises(SystemExit):
+        PretrainSettings.parse(["--init_scheme", "induction", *words])
+    assert "induction is for" in capsys.readouterr().err

@@ -94,6 +94,9 @@ def test_json_beside_the_file_tells_what_keys_cannot(path):
     assert loaded.config.num_attention_heads == 16 and loaded.config.num_experts_per_tok == 3
     loaded = MiniMindForCausalLM.from_pth(str(path), num_experts_per_tok=1, aux_loss_alpha=0.5)
     assert loaded.config.num_experts_per_tok == 1 and loaded.config.router_aux_loss_coef == 0.5
+    theirs = {**write(path, generation="minimind3").config.to_dict(), "generation": None}
+    path.with_suffix(".json").write_text(json.dumps(theirs))
+    assert MiniMindForCausalLM.from_pth(path).config.generation == "minimind3"
 
 
 def test_what_no_shape_tells_is_named(path):

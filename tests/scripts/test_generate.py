@@ -154,7 +154,7 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
 
     monkeypatch.setattr(generate, "generate", say)
     shown = run(weight, text, capsys=capsys).out
-    assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2
+    assert shown.count("<U+001B>[31mred<U+009B>2J <U+202E>back") == 2
 
 
 def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(

@@ -80,7 +80,7 @@ def test_hostile_texts_stay_texts(server):
         stream(None, torch.zeros(1, 6400))
         stream.put(torch.tensor([token]))
     stream.end()
-    assert "".join(piece.get("shown", piece["text"]) for piece in sent) == "␛[31mred <U+202E>gnp<U+009B>"
+    assert "".join(piece.get("shown", piece["text"]) for piece in sent) == "<U+001B>[31mred <U+202E>gnp<U+009B>"
 
 
 def test_a_text_ends_when_the_browser_leaves(server):

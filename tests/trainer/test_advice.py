@@ -25,9 +25,7 @@ def notices(words, tokens):
         (["--batch_size", "1"], []),
         ([], ["runs"]),
         (["--learning_rate", "1e-5"], ["--learning_rate"]),
-        (["--learning_rate", "1e-1"], ["--learning_rate"]),
         (["--optimizer", "muon", "--learning_rate", "8e-3", "--muon_lr", "0.5"], ["--muon_lr"]),
-        (["--optimizer", "muon", "--learning_rate", "8e-3", "--embed_lr", "1e-3"], ["--embed_lr"]),
         (["--optimizer", "muon", "--learning_rate", "1e-4", "--muon_lr", "1e-4"], ["--learning_rate", "--muon_lr"]),
     ],
 )

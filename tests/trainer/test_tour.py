@@ -25,15 +25,11 @@ def test_a_file_without_texts_gets_one_line(text, tmp_path):
 def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, epochs, max_updates, tmp_path, capsys):
     """Two epochs whose last update is short, of two micro-batches, whose last one is short too."""
     same = {"hidden_size": 32, "num_hidden_layers": 2, "use_moe": use_moe, "max_seq_len": 24, "batch_size": 3}
-    same |= {
-        "accumulation_steps": 2,
-        "epochs": epochs,
-        "max_updates": max_updates,
-        "log_interval": 3,
-        "learning_rate": 0.02,
-        "grad_clip": 0.5,
-    }
+    same |= {"accumulation_steps": 2, "epochs": epochs, "max_updates": max_updates, "log_interval": 3}
+    same |= {"learning_rate": 0.02, "grad_clip": 0.5}
     same |= {"data_path": write_corpus(tmp_path / "data.jsonl"), "out_dir": tmp_path}
+    with open(same["data_path"], "a") as file:
+        file.write('{"text": ""}\n{"text": "<|im_start|>as in MiniMind<|im_end|>"}\n')
     shared = [f"--{name}={value}" for name, value in same.items()]
     tour.train(tour.parse_args(shared))
     of_tour = capsys.readouterr().out

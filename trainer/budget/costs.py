@@ -160,8 +160,7 @@ def look_at_data(
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
 
     def batch_of(rows: int) -> Batch:
-        assembler = corpus.assembler(tokenizer.pad_token_id or 0, rows)
-        return assembler[epoch.recipe(range(min(rows, epoch.n_rows)))]
+        return corpus.assembler(rows)[epoch.recipe(range(min(rows, epoch.n_rows)))]
 
     return Data(
         vocab_size=encoder.vocab_size,
@@ -402,6 +401,9 @@ class RunCosts:
         # The first one compiles.
         micro_batch()
         last_of_update()
+        if engine.graphs is not None:
+            # This one records them.
+            micro_batch()
         micro_batch_seconds: list[float] = []
         last_seconds: list[float] = []
 

@@ -225,10 +225,11 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     """Relative error band of the expected loss; None: no forecast."""
     is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
     is_unlike_the_law |= costs.data.text_scale < laws.MEASURED_SCALES[0]
-    if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
-        return None
     # unique tokens
     tokens = min(plan.tokens, costs.data.unique)
+    is_unlike_the_law |= tokens < laws.FEWEST_TOKENS
+    if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
+        return None
     ranges = [
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
@@ -280,7 +281,9 @@ def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
     """Write the plan of a run that starts; a no-op for a run that is not planned."""
     # A resume must split a micro-batch into as many parts as the first start, or sums differ: the plan has their number.
     if settings.has_budget and not plan_path(stem).is_file():
-        write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
+        in_one_process = {name: ranks.micro_batches_at_once * getattr(settings, name) for name in IN_MICRO_BATCHES}
+        plan = dataclasses.replace(settings, cpu_processes=str(ranks.sharing), **in_one_process)
+        write_settings(plan, plan_path(stem))
 
 
 def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:

@@ -34,7 +34,16 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
-from trainer.budget.outcome import PLANNED, Plan, chosen_settings, plan_lines, plan_to_resume, quantity, shape_text
+from trainer.budget.outcome import (
+    IN_MICRO_BATCHES,
+    PLANNED,
+    Plan,
+    chosen_settings,
+    plan_lines,
+    plan_to_resume,
+    quantity,
+    shape_text,
+)
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
@@ -85,10 +94,19 @@ def plan_run(
     """
     ranks, device = surroundings.ranks, surroundings.device
     refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
-    kept = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
-    if kept is not None:
-        path, before = kept
+    resumed_plan = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
+    if resumed_plan is not None:
+        path, before = resumed_plan
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
+        if "accumulation_steps" in planned and before.accumulation_steps % ranks.micro_batches_at_once:
+            raise UserError(
+                f"{path}: an update of {before.accumulation_steps} micro-batches cannot be divided among "
+                f"{ranks.world_size} processes: start a number of them that divides it, or give --accumulation_steps"
+            )
+        for name in IN_MICRO_BATCHES:
+            # 0 would turn an interval off.
+            if planned.get(name):
+                planned[name] = max(1, planned[name] // ranks.micro_batches_at_once)
         with wait_for_all_ranks(ranks), user_errors():
             # On each rank: paths may differ between machines.
             resumed = dataclasses.replace(settings, **planned)
@@ -231,8 +249,8 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
 
     def is_worth_it() -> bool:
         try:
-            plan = best_of_now(candidates, costs)
-            longer_plan = best_of_now(candidates, longer_costs)
+            plan = best_plan_for_time_left(candidates, costs)
+            longer_plan = best_plan_for_time_left(candidates, longer_costs)
         except UserError:
             # The plan itself reports what is too little.
             return False
@@ -256,7 +274,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         measurements = 1 + int(MEASURING_SHARE * costs.seconds / (seconds_each + costs.min_timed_seconds()))
     while True:
         # The same on all ranks, by the measurements of rank 0 so far
-        plan = on_main(ranks, partial(best_of_now, candidates, costs))
+        plan = on_main(ranks, partial(best_plan_for_time_left, candidates, costs))
         size = (plan.config.hidden_size, plan.config.num_hidden_layers)
         if not measurements or size in costs.corrections:
             return plan
@@ -267,7 +285,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         measurements -= 1
 
 
-def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
+def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     """The best plan of all sizes for the rest of the budget. Errors: UserError.
 
     A measurement compiles one block of its width, for its own micro-batches only. So a plan of a measured width, with any number

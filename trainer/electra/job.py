@@ -14,15 +14,15 @@ from common.errors import UserError, user_errors
 from common.files import atomic_folder, read_object
 from common.wording import announce, counted, loader_error_reason
 from dataset.corpus import Corpus
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
-from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.tokenizer_files import check_unknown_share, return_segments
+from dataset.tokenizing.saving import return_segments
+from dataset.tokenizing.tokenizer_files import check_unknown_share
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from model.loss import IGNORE
@@ -36,7 +36,7 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
-from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import file_of_resumed_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
@@ -168,6 +168,7 @@ class ElectraJob(Job):
             samples=self.samples if settings.example_interval else None,
             sample_interval=settings.example_interval,
             counts_updates=True,
+            data=corpus.validation_facts().get("validation data", ""),
         )
 
     def _draw_seed(self) -> int:

@@ -1,13 +1,14 @@
 """The settings of train_electra.py."""
 
 import argparse
+import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from common.flags import at_least, fraction, not_negative, open_fraction, positive, seed
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
 from trainer.settings import DividedMachineSettings, OptimizerSettings, OutputSettings, UpdateSettings
 
@@ -199,4 +200,4 @@ def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
         return settings.batch_size
     parts = settings.accumulation_steps * micro_batches_at_once
     rows = settings.rows_per_update or SIZES[settings.size].batch_size
-    return max(1, rows // parts)
+    return math.ceil(rows / parts)

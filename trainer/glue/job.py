@@ -23,10 +23,11 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size, return_segments, save_tokenizer
+from dataset.tokenizing.saving import return_segments, save_tokenizer
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size
 from model.electra.encoders import ready_mask, use_fast_attention
 from model.electra.model_electra import init_position_embeddings
-from model.hf_format import load_config, load_network
+from model.networks import load_config, load_network
 from trainer.engine import Engine, Update, rows_of_update, schedule_of
 from trainer.evaluation import gather_batch_rows
 from trainer.glue.settings import GlueSettings
@@ -35,7 +36,7 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
-from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.sharding import put_on_device
 
 RESULTS = "eval_results.json"
@@ -226,7 +227,7 @@ class GlueJob(Job):
 
         def compute(number: int) -> torch.Tensor:
             with self.engine.autocast():
-                return forward(self.model, to_device(assembler[batches[number]], self.device))
+                return forward(self.model, to_device(assembler[batches[number]], self.device)).cpu()
 
         shape = (len(order), self.model.config.num_labels)
         logits, stop_request = gather_batch_rows(self.engine, batches, compute, shape, signals)

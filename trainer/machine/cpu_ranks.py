@@ -54,14 +54,14 @@ SHARE_OF_MEMORY = 0.5
 class Divisible:
     """A micro-batch to divide among processes.
 
-    rows: --batch_size, or the most that may still be chosen (rows_are_open). why_whole: why its loss cannot be computed in parts,
+    rows: --batch_size, or the most that may still be chosen (rows_are_open). why_not_divisible: why its loss cannot be computed in parts,
     or "". processes: number in the run that is resumed, if any.
     """
 
     rows: int
     positions: int
     parameters: int
-    why_whole: str = ""
+    why_not_divisible: str = ""
     rows_are_open: bool = False
     processes: int | None = None
 
@@ -91,8 +91,8 @@ def divide(
         return 1, []
     if asked != "auto":
         n = int(asked)
-        if micro_batch.why_whole:
-            raise UserError(f"--cpu_processes {n}: {micro_batch.why_whole}; drop the flag")
+        if micro_batch.why_not_divisible:
+            raise UserError(f"--cpu_processes {n}: {micro_batch.why_not_divisible}; drop the flag")
         # Open rows are chosen so that any number of processes can share them.
         if not micro_batch.rows_are_open and micro_batch.rows % n:
             raise UserError(
@@ -133,7 +133,7 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     """
     best = 1
     for n in range(2, min(n_threads, MAX_AUTO_PROCESSES) + 1):
-        divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.why_whole
+        divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.why_not_divisible
         is_large = micro_batch.rows // n * micro_batch.positions >= MIN_POSITIONS
         # 16 bytes: weight, gradient and AdamW's two moments
         needed = n * (BYTES_OF_PROCESS + 16 * micro_batch.parameters)

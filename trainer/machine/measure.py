@@ -119,7 +119,7 @@ def total_memory(device: torch.device) -> int | None:
 def available_memory(device: torch.device) -> int | None:
     """Bytes that this process can still allocate on the device; None if the system does not say.
 
-    Linux: without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
+    Linux: without swapping, within the limits of the process's cgroups.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -128,16 +128,7 @@ def available_memory(device: torch.device) -> int | None:
     in_machine = _entry(processes.SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
-    # Windows has no such module.
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            used = KIB * (_entry(processes.SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
-            bounds.append(max(limit - used, 0))
-    return min(bounds)
+    return min([KIB * in_machine, *(left for _, left in _memory_of_groups())])
 
 
 def _memory_of_groups() -> list[tuple[int, int]]:

@@ -35,64 +35,8 @@ from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 
-# Processors whose writes other cores see in order: a core that sees a count also sees everything written before it
-ORDERED = ("x86_64", "AMD64")
-# bytes of a cache line; each rank's count has its own, against false sharing
-CACHE_LINE = 64
-# Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
-MAX_POLLS = 200
-NAP_S = 5e-5
 # Seconds between two looks at which ranks have joined
 POLL_S = 0.2
-
-
-class SharedMemory:
-    """Memory shared by all copies of a command (machine/cpu_ranks.py), and a barrier that is cheap enough for many uses per update.
-
-    An anonymous file: it is gone with the last process that has it open, even after kill -9, and is not subject to the limit of
-    /dev/shm, 64 MB in containers. Gloo's barrier wakes a thread, which takes milliseconds if every core is busy; here each rank
-    counts its waits where all ranks see them.
-    """
-
-    def __init__(self, file: int, n: int) -> None:
-        """file: descriptor of an empty file, shared by n ranks."""
-        self._file = file
-        self._taken = 0
-        self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
-        self._kept = self._taken
-
-    def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], zeros. All ranks take the same sizes in the same order. Errors: UserError if the system refuses."""
-        start = self._taken
-        self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        try:
-            os.posix_fallocate(self._file, start, size)
-        except OSError as error:
-            # Memory is full, or a limit of the shell or a sandbox forbids it.
-            raise UserError(
-                f"no room for {size:,} bytes of shared memory ({error.strerror}): --cpu_processes 1 needs none"
-            ) from error
-        return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
-
-    def give_back(self, rank: int) -> None:
-        """Return all that was taken to the system. All ranks must call it, and not use it afterwards."""
-        self.wait(rank)
-        self._taken = self._kept
-        os.ftruncate(self._file, self._taken)
-        # A slower rank would cut off what another one takes next.
-        self.wait(rank)
-
-    def wait(self, rank: int) -> None:
-        """Barrier: returns when all ranks have called it as often. What they wrote before can be read."""
-        if platform.machine() not in ORDERED:
-            dist.barrier()
-            return
-        self._counts[rank] += 1
-        polls = 0
-        while self._counts.min() < self._counts[rank]:
-            polls += 1
-            if polls > MAX_POLLS:
-                time.sleep(NAP_S)
 
 
 @dataclass(frozen=True)
@@ -116,7 +60,7 @@ class Ranks:
     # Ranks that the launcher started on this machine; 1 if it does not say, and for the copies of a command
     local_world_size: int = 1
     # shared by the copies of a command
-    memory: SharedMemory | None = None
+    memory: "SharedMemory | None" = None
 
     @property
     def micro_batches_at_once(self) -> int:
@@ -126,7 +70,7 @@ class Ranks:
     def rows_of(self, batch_size: int) -> int:
         """Rows that one rank computes of a micro-batch of batch_size rows."""
         assert batch_size % self.sharing == 0, (
-            "cpu_ranks.divide checks given rows; the planner and settle_on_rows choose open ones to fit"
+            "cpu_ranks.divide checks given rows; the planner and resolve_batch_size choose open ones to fit"
         )
         return batch_size // self.sharing
 
@@ -383,6 +327,66 @@ def fail_all_ranks(ranks: Ranks, message: str) -> None:
     """End all ranks with a line, unless it is "". message: the same on all ranks. Errors: UserError on rank 0, which prints it."""
     if message:
         raise UserError(message) if ranks.is_main else PrintedByAnotherRank
+
+
+# ---------------------------------------------------------------------------- memory that copies of a command share
+
+# Processors whose writes other cores see in order: a core that sees a count also sees everything written before it
+ORDERED = ("x86_64", "AMD64")
+# bytes of a cache line; each rank's count has its own, against false sharing
+CACHE_LINE = 64
+# Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
+MAX_POLLS = 200
+NAP_S = 5e-5
+
+
+class SharedMemory:
+    """Memory shared by all copies of a command (machine/cpu_ranks.py), and a barrier that is cheap enough for many uses per update.
+
+    An anonymous file: it is gone with the last process that has it open, even after kill -9, and is not subject to the limit of
+    /dev/shm, 64 MB in containers. Gloo's barrier wakes a thread, which takes milliseconds if every core is busy; here each rank
+    counts its waits where all ranks see them.
+    """
+
+    def __init__(self, file: int, n: int) -> None:
+        """file: descriptor of an empty file, shared by n ranks."""
+        self._file = file
+        self._taken = 0
+        self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
+        self._kept = self._taken
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], zeros. All ranks take the same sizes in the same order. Errors: UserError if the system refuses."""
+        start = self._taken
+        self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        try:
+            os.posix_fallocate(self._file, start, size)
+        except OSError as error:
+            # Memory is full, or a limit of the shell or a sandbox forbids it.
+            raise UserError(
+                f"no room for {size:,} bytes of shared memory ({error.strerror}): --cpu_processes 1 needs none"
+            ) from error
+        return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
+
+    def give_back(self, rank: int) -> None:
+        """Return all that was taken to the system. All ranks must call it, and not use it afterwards."""
+        self.wait(rank)
+        self._taken = self._kept
+        os.ftruncate(self._file, self._taken)
+        # A slower rank would cut off what another one takes next.
+        self.wait(rank)
+
+    def wait(self, rank: int) -> None:
+        """Barrier: returns when all ranks have called it as often. What they wrote before can be read."""
+        if platform.machine() not in ORDERED:
+            dist.barrier()
+            return
+        self._counts[rank] += 1
+        polls = 0
+        while self._counts.min() < self._counts[rank]:
+            polls += 1
+            if polls > MAX_POLLS:
+                time.sleep(NAP_S)
 
 
 # --------------------------------------------------------------------------------------- what ranks must agree in

@@ -14,7 +14,7 @@ from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_whole
+from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.places import check_place
 
@@ -56,7 +56,7 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    reason = why_whole(config)
+    reason = why_not_divisible(config)
     is_planned = settings.has_budget and "batch_size" not in given
     if is_planned and settings.from_resume and (plan := plan_to_resume(settings, given)):
         # A resume keeps the batch size of the first start, and the processes that share it.

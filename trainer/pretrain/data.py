@@ -162,8 +162,8 @@ def length_of_run(
     if not settings.budget:
         return length
     updates = settings.max_updates
-    # However fast the machine is, the clock adds no passes beyond the planner's maximum. A pass over a mixture ends where one
-    # source is used up; later passes bring other text of the others.
+    # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: plans of one epoch until
+    # all text has been read once; those of a mixture end where its scarcest source does.
     first_plan = corpus.plan(0)
     targets = first_plan.row_targets(0, first_plan.n_rows)
     unique = laws.unique_tokens(laws.parts_of(corpus, targets))

@@ -20,7 +20,7 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
-from model.config import TOKEN_IDS, MiniMindConfig
+from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.induction import init_induction
 from model.model_minimind import MiniMindForCausalLM
@@ -128,12 +128,17 @@ def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, in
     # Unlike Path.exists, this does not raise for strings that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
-    # with the dropout of this run, not of the earlier one
+    # What the caller has set goes before the .json beside the weights: the shape, the dropout of this run, and other fields where they
+    # are not the defaults.
+    plain = MiniMindConfig(**{name: getattr(config, name) for name in MODEL_FLAGS}, vocab_size=config.vocab_size)
     asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
+    asked |= {name: value for name in ARCHITECTURE if (value := getattr(config, name)) != getattr(plain, name)}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)
     except (ValueError, OSError) as error:
-        raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
+        raise UserError(
+            f"--from_weight: {error}; --hidden_size, --num_hidden_layers, --use_moe and --generation must fit it"
+        ) from error
 
 
 def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:

@@ -25,7 +25,7 @@ from trainer.optim.schedules import SCHEDULES, wsd
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.pretrain.memory import free_memory, settle_on_rows
+from trainer.pretrain.memory import free_memory, resolve_batch_size
 from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_pth
@@ -70,14 +70,10 @@ class PretrainJob(Job):
 
             # The data, and the loss of a batch
             self.corpus = open_data(settings, self.first_model, self.kind, ranks)
-            # Padding is not trained, so any valid id will do.
-            self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
             # From here on --batch_size is a number.
-            settings, lines = settle_on_rows(
-                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
-            )
+            settings, lines = resolve_batch_size(settings, stem, self.model, self.corpus, dtype, device, ranks, free)
             self.notices += lines
         self.settings = settings
 
@@ -133,13 +129,14 @@ class PretrainJob(Job):
         )
         if settings.cuda_graphs == "1" and self.engine.graphs is None:
             self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
-        self.assembler = self.corpus.assembler(self.pad_id)
+        self.assembler = self.corpus.assembler()
         # Reads all tokens in a thread. One rank per machine is enough: its ranks read the same files.
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
-        validation = self.corpus.validation(self.pad_id)
-        self.evaluation = Evaluation(eval_interval=settings.eval_interval, save_best=self.write_weights)
+        validation = self.corpus.validation()
+        val_data = self.corpus.validation_facts().get("validation data", "")
+        self.evaluation = Evaluation(eval_interval=settings.eval_interval, save_best=self.write_weights, data=val_data)
         if validation:
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if prompts:
@@ -185,7 +182,7 @@ class PretrainJob(Job):
             # The last micro-batch of an epoch has fewer rows; padded, it runs the compiled code too. The backward pass of
             # eager attention may add up in any order on a GPU, so a resume would end with other bits. Beside a CUDA graph, whose
             # memory nothing else can use, another shape would need room for its activations once more.
-            self.assembler = self.corpus.assembler(self.pad_id, rows)
+            self.assembler = self.corpus.assembler(rows)
         return notices
 
     def learning_rate(self, update: Update, progress: Progress) -> float:

@@ -151,19 +151,18 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
 SAFE_SHARE = 0.85
 
 
-def why_whole(config: MiniMindConfig) -> str:
+def why_not_divisible(config: MiniMindConfig) -> str:
     """Why the loss of a micro-batch is not the sum of its parts' losses; "" where it is."""
     if config.use_moe and not config.seq_aux:
         return "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
     return ""
 
 
-def settle_on_rows(
+def resolve_batch_size(
     settings: PretrainSettings,
     stem: Path,
     model: MiniMindForCausalLM,
     corpus: Corpus,
-    pad_id: int,
     dtype: torch.dtype,
     device: torch.device,
     ranks: Ranks,
@@ -196,7 +195,7 @@ def settle_on_rows(
         if device.type != "cuda":
             return free is None or needed(rows) <= SAFE_SHARE * free
         first_rows = range(min(rows, plan.n_rows))
-        batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
+        batch = corpus.assembler(rows)[plan.recipe(first_rows)]
         own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype)
         return min_over_ranks(ranks, float(own)) > 0
 
@@ -217,7 +216,7 @@ def settle_on_rows(
             choices = [
                 n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in to_divide)
             ]
-            if why_whole(model.config):
+            if why_not_divisible(model.config):
                 choices = [usual]
             if not choices:
                 raise UserError(

@@ -62,8 +62,8 @@ def pretraining_outlook(
     ]
 
     # Rows of the micro-batches that flags such as --warmup_iters count
-    counted_rows = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
-    counted_rows *= 1 if settings.rows_per_update else ranks.micro_batches_at_once
+    usual_rows = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
+    usual_rows *= 1 if settings.rows_per_update else ranks.micro_batches_at_once
     tokens = n_rows * first_plan.T * first_plan.fill
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
@@ -77,7 +77,7 @@ def pretraining_outlook(
         parameters=parameters,
         tokens=tokens,
         update_tokens=rows_of_update(settings, ranks) * first_plan.T * first_plan.fill,
-        micro_batches=math.ceil(n_rows / counted_rows),
+        micro_batches=math.ceil(n_rows / usual_rows),
         has_validation=corpus.val_store is not None,
     )
 
@@ -138,9 +138,7 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
         for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
-                return [
-                    f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model trained from scratch"
-                ]
+                return [f"{note}: --parse_special_tokens 1 reads it as the token itself, as MiniMind does"]
     return []
 
 

@@ -59,34 +59,6 @@ def file_prefix(text: str) -> str:
     return text
 
 
-def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
-    """Name of a model's weight files without their endings."""
-    return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
-
-
-def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path:
-    """The path that --from_weight means: the folder of a Hugging Face model, or a .pth, which need not exist.
-
-    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So the folder of
-    a model is recognised by its files, and a bare name means a .pth first.
-    """
-    path = Path(from_weight)
-    if path.suffix == ".pth":
-        return path
-    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
-    candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
-    # Or the full name without its ending, with a folder or in --out_dir. A path such as / has no name.
-    if path.name:
-        candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
-    # Unlike methods of Path, os.path does not raise for strings that are no path.
-    found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
-    is_bare_name = path.name == from_weight
-    is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
-    if is_model and not (is_bare_name and found):
-        return path
-    return found or candidates[0]
-
-
 def seconds_of(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`. Errors: argparse.ArgumentTypeError."""
     found = _DURATION.fullmatch(text.strip())
@@ -103,11 +75,6 @@ def duration(text: str) -> str:
     """The text itself, checked to be a time: so a settings file shows it as typed."""
     seconds_of(text)
     return text.strip()
-
-
-def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
-    """The given flags that say where a run ends."""
-    return [name for name in ("epochs", "max_updates") if name in given and getattr(settings, name)]
 
 
 @dataclass(kw_only=True)
@@ -359,3 +326,36 @@ class PretrainSettings(
         for name, value in shape.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+
+
+def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
+    """Name of a model's weight files without their endings."""
+    return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
+
+
+def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path:
+    """The path that --from_weight means: the folder of a Hugging Face model, or a .pth, which need not exist.
+
+    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So the folder of
+    a model is recognised by its files, and a bare name means a .pth first.
+    """
+    path = Path(from_weight)
+    if path.suffix == ".pth":
+        return path
+    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
+    candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
+    # Or the full name without its ending, with a folder or in --out_dir. A path such as / has no name.
+    if path.name:
+        candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
+    # Unlike methods of Path, os.path does not raise for strings that are no path.
+    found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+    is_bare_name = path.name == from_weight
+    is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
+    if is_model and not (is_bare_name and found):
+        return path
+    return found or candidates[0]
+
+
+def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
+    """The given flags that say where a run ends."""
+    return [name for name in ("epochs", "max_updates") if name in given and getattr(settings, name)]

@@ -54,6 +54,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
         machine=table([{**run.start_record("machine"), **run.start_record("versions")} for run in runs]),
         summary=summary,
         quality=quality,
+        largest=max((bits for run in runs for _, bits in quality(run)), default=1.0),
         risen_validation=risen_validation,
         samples=samples,
     )

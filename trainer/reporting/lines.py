@@ -46,10 +46,15 @@ def describe(
         "command": surroundings.command,
         "settings": {name: value for name, value in vars(settings).items() if value is not None},
         "model": outlook.model_fields,
-        "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
+        "data": {
+            **data,
+            "fingerprint": job.identity.entries.get("data"),
+            "validation": job.evaluation.data,
+            **outlook.data_fields,
+        },
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": [("train on, after a stop or for longer", again), *outlook.next_commands],
+        "next_commands": [("train on after a stop", again), *outlook.next_commands],
     }
     return line, record
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -133,11 +132,6 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
-def validation_paths(settings: Mapping[str, Any]) -> list[str]:
-    """The real paths of a run's --val_path, whose losses compare. settings: {flag: value}."""
-    return [os.path.realpath(path) for path in settings.get("val_path") or ()]
-
-
 class RunRecords:
     """Content of a metrics file, as far as it was read.
 
@@ -186,8 +180,8 @@ class RunRecords:
     def _take(self, record: dict[str, Any]) -> None:
         tokens = float(record["tokens"])
         if "settings" in record:
-            settings = record["settings"]
-            if self.starts and validation_paths(self.start_record("settings")) != validation_paths(settings):
+            *earlier, now = (start.get("data", {}).get("validation") for start in (*self.starts, record))
+            if now and next(filter(None, reversed(earlier)), now) != now:
                 # The losses of other documents do not compare.
                 for field in ("val_loss", "perplexity", "bits_per_byte"):
                     self.columns.pop(field, None)

@@ -8,14 +8,14 @@ The steps of a save, after each of which a kill or a power loss leaves a run tha
 
 1. The training thread copies the state to the CPU, and continues training. Rank 0 gets sharded tensors whole
    (trainer/sharding.py), so any number of ranks can resume. The rest is done in a thread of rank 0.
-2. The weights are written (`before`), then the checkpoint, each to a temporary file, which is flushed to disk and then
+2. The weights are written (`write_weights`), then the checkpoint, each to a temporary file, which is flushed to disk and then
    renamed. A file with its final name is always complete.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
    checkpoint, from a kill between the two, is removed by the next start. If an update is saved again, its digest file has
    lines for both contents until the checkpoint is replaced.
 4. The checkpoint is read back and compared with its digest, after a request to drop it from the system's cache, so that it
    comes from the disk. If it differs, the save ends here.
-5. Only then are older checkpoints deleted.
+5. Only then are older checkpoints deleted. On a full disk all but the newest good one go first, and step 2 is tried once more.
 
 A resume takes the newest checkpoint whose digest matches. Skipped ones are reported, and do not count as kept.
 
@@ -31,6 +31,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,8 @@ class Checkpoints:
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
-    def save(self, state: dict[str, Any], update: int, before: Callable[[], object]) -> None:
-        """Write `state` in the background, after `before()` in the same thread. Nothing may change it any more.
+    def save(self, state: dict[str, Any], update: int, write_weights: Callable[[], object]) -> None:
+        """Write `state` in the background, after `write_weights()` in the same thread. Nothing may change it any more.
 
         Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
         """
@@ -187,7 +188,7 @@ class Checkpoints:
 
         def write() -> None:
             try:
-                before()
+                write_weights()
             finally:
                 # If the weights cannot be written, the checkpoint still is.
                 self._write(state, update)
@@ -211,7 +212,16 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         saved_before = path.exists()
         earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
-        digest = save_with_digest(state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
+        save = partial(save_with_digest, state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
+        try:
+            digest = save()
+        except OSError as error:
+            # A full disk: make room, at the price of all checkpoints but the newest good one.
+            good = [other for other in self.paths() if other not in self._damaged]
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not good:
+                raise
+            self._prune(good[0], keep=1)
+            digest = save()
         if saved_before:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
@@ -220,16 +230,16 @@ class Checkpoints:
             self._damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
         self._damaged.discard(path)
-        self._prune(path)
+        self._prune(path, self.keep)
 
-    def _prune(self, newest: Path) -> None:
-        """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
+    def _prune(self, newest: Path, keep: int) -> None:
+        """Delete all but `newest`, which was verified, and the `keep` - 1 good ones before it.
 
         Those with a higher number were damaged when this run resumed from an earlier one.
         """
         good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self._damaged]
         for path in self.paths():
-            if path not in good[: self.keep]:
+            if path not in good[:keep]:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:

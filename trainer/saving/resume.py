@@ -1,7 +1,6 @@
 """Saving and resuming a run: the content of a checkpoint, and what a resume may change."""
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, on_main
-from trainer.reporting.records import RunRecords, validation_paths
+from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
@@ -171,9 +170,6 @@ class Saver:
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
-        if validation_paths(state["settings"]) != validation_paths(vars(self.settings)):
-            # The losses of other documents do not compare.
-            progress.best_val_loss, state["best"] = math.inf, {}
         if rows := self.job.length.rows_of_epoch:
             # Other flags change how many rows count as an epoch, but not the order of the rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)

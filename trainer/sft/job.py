@@ -11,9 +11,9 @@ from common.start import ROOT
 from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
-from dataset.corpus import sources_of
-from dataset.embedded_corpus import build_embedded_questions
+from dataset.embedded_questions import build_embedded_questions
 from dataset.reading.file_kinds import find_files, is_address
+from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
@@ -70,8 +70,14 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     Errors: DataError for missing data.
     """
     # These rates would spoil weights from a Hugging Face folder. Who writes a mixture file chooses rates too.
-    if RECIPE_FLAGS & set(given) or settings.mixture or settings.weight_folder() is not None:
+    if settings.mixture or settings.weight_folder() is not None:
         return settings, None
+    if chosen := RECIPE_FLAGS & set(given):
+        line = (
+            f"note: with --{min(chosen)} the other defaults are MiniMind's, whose rate is for large data (docs/sft.md)"
+        )
+        is_for_others = chosen <= {"epochs", "max_updates"} and bytes_of_data(settings) < LARGE_BYTES
+        return settings, line if is_for_others else None
     if settings.has_budget:
         # A plan chooses batch and passes. A budget allows far fewer updates than MiniMind's rate needs.
         return replace(settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE), None
@@ -108,7 +114,7 @@ def bytes_of_data(settings: SftSettings) -> float:
     if not settings.data_path and not usual.exists():
         return EMBEDDED_BYTES
     total = 0.0
-    for source in sources_of(settings.data_path or [str(usual)]):
+    for source in group_sources(settings.data_path or [str(usual)]):
         for path in source.paths:
             if is_address(path):
                 return math.inf

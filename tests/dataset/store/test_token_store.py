@@ -17,9 +17,8 @@ import pytest
 
 from common.errors import DataError
 from dataset.store import token_store
-from dataset.store.encode_worker import BlockEncoder
 from dataset.store.format import FILES
-from dataset.store.token_store import open_or_build
+from dataset.store.token_store import BlockEncoder, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, wait_until, write_texts

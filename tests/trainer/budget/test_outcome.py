@@ -9,7 +9,6 @@ import torch
 
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import laws
-from trainer.budget.costs import Cut
 from trainer.budget.laws import MOST_PASSES
 from trainer.budget.outcome import chosen_settings, explicit_command, loss_error, plan_lines
 from trainer.machine.ranks import Ranks
@@ -64,18 +63,6 @@ def test_the_small_range_is_for_what_was_measured(error, changes):
 def test_the_range_of_a_small_run_holds_what_was_seen(small):
     """5.187 was expected of such a run, and 4.192 measured."""
     assert 5.187 * (1 - error_of(plan=small)) < 4.192
-
-
-def test_repeated_text_has_the_decay_of_the_law():
-    chosen = chosen_settings(dataclasses.replace(PLAN, passes=6.0, updates=1000), costs_of())
-    law = laws.muon_weight_decay(6.0, 1000, PLAN.parameters / data_of().unique)
-    assert chosen["weight_decay"] == pytest.approx(law, rel=0.05) and law > laws.WEIGHT_DECAY
-
-
-def test_a_short_run_has_a_log_line_every_few_seconds():
-    """Ninety seconds in 900 updates of two micro-batches: by the number of lines alone there would be two in a second."""
-    plan = dataclasses.replace(MEASURED, updates=900, seconds=90.0, cut=Cut(4, 2, 1))
-    assert chosen_settings(plan, costs_of())["log_interval"] == 60
 
 
 def told(plan, **data):

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from common.errors import UserError
 from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget import costs, laws, planner
+from trainer.budget.outcome import plan_path, write_plan
 from trainer.job import Surroundings
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
@@ -88,17 +90,6 @@ def test_dry_run_writes_nothing(text, tmp_path, capfd):
     assert not (tmp_path / "out").exists()
 
 
-def test_dropout_is_counted_in_the_memory_of_a_plan(text, tmp_path, capfd):
-    """It keeps 12 bytes for each pair of positions and head (trainer/pretrain/memory.py), in place of 1.2 or none."""
-    said = {"budget_tokens": 2e5, "max_seq_len": 2048, "batch_size": 8, "num_attention_heads": 4, "dtype": "float32"}
-    words = flags(**{**SMALL_MODEL, **said}, data_path=text, out_dir=tmp_path, dry_run=1)
-    memory = []
-    for dropout in ("0", "0.1"):
-        assert train_pretrain.main([*words, "--dropout", dropout]) == 0
-        memory.append(float(capfd.readouterr().out.split("memory ")[1].split("about ")[1].split(" GB")[0]))
-    assert memory[1] - memory[0] > 8 * 2048**2 * 4 * 8 / 1e9
-
-
 def test_what_the_user_says_is_kept(text, tmp_path):
     said = {"batch_size": 4, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
     run = planned(tmp_path / "a", text, **said)
@@ -157,20 +148,28 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
 
 
-def test_a_resumed_plan_keeps_the_paths_of_each_machine(tmp_path, monkeypatch):
-    """Settings that rank 0 hands to all ranks would have its paths."""
+def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path, monkeypatch):
+    """Settings that rank 0 hands to all ranks would have its paths. The first start had two ranks."""
 
     def on_main(ranks, work):
         result = work()
         return replace(result, out_dir="of rank 0") if isinstance(result, PretrainSettings) else result
 
-    settings, given = PretrainSettings.read(
-        ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
-    )
+    words = ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
+    settings, given = PretrainSettings.read(words)
+    path = plan_path(tmp_path / "pretrain_16")
+    write_plan(replace(settings, accumulation_steps=3), tmp_path / "pretrain_16", Ranks(world_size=2))
+    plan = PretrainSettings.parse(["--config", str(path)])
     monkeypatch.setattr(planner, "on_main", on_main)
-    monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (tmp_path / "pretrain_16.plan.yaml", settings))
-    surroundings = Surroundings(Ranks(), torch.device("cpu"), StopSignals())
-    assert planner.plan_run(settings, given, surroundings).out_dir == str(tmp_path)
+    monkeypatch.setattr(planner, "wait_for_all_ranks", lambda ranks: nullcontext())
+    monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (path, plan))
+    for n, steps in ((1, 6), (2, 3), (3, 2)):
+        resumed = planner.plan_run(
+            settings, given, Surroundings(Ranks(world_size=n), torch.device("cpu"), StopSignals())
+        )
+        assert (resumed.out_dir, resumed.accumulation_steps) == (str(tmp_path), steps)
+    with pytest.raises(UserError, match="6 micro-batches cannot be divided among 4 processes"):
+        planner.plan_run(settings, given, Surroundings(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):

@@ -1,7 +1,6 @@
 """How much memory, and how many processors, can still be had. Reference: the files of Linux as its documentation describes them, made by hand here."""
 
 import os
-import sys
 
 import pytest
 import torch
@@ -66,15 +65,6 @@ def test_none_where_the_system_does_not_tell(root, monkeypatch):
     assert available_memory(torch.device("mps")) is None
     monkeypatch.setattr(processes, "SYSTEM_ROOT", root / "nowhere")
     assert available_memory(CPU) is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
-def test_the_limit_of_the_shell_counts(root, monkeypatch):
-    import resource
-
-    write(root, "proc/self/status", f"Name: x\nVmSize: {GB // 1024} kB\n")
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (3 * GB, resource.RLIM_INFINITY))
-    assert available_memory(CPU) == 2 * GB
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,14 @@ def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chose
 
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     """minimind3's mixture of experts; that of minimind2 is defined for each document."""
-    assert choose(2, Divisible(32, 512, M26, why_whole="because"), None) == 1
+    assert choose(2, Divisible(32, 512, M26, why_not_divisible="because"), None) == 1
     assert divisible_of(
         PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4, use_moe=1))
-    ).why_whole
-    assert not divisible_of(PretrainSettings.parse(flags(use_moe=1))).why_whole
-    assert not divisible_of(PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4))).why_whole
+    ).why_not_divisible
+    assert not divisible_of(PretrainSettings.parse(flags(use_moe=1))).why_not_divisible
+    assert not divisible_of(
+        PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4))
+    ).why_not_divisible
 
 
 def test_what_the_jobs_have_to_divide():
@@ -106,7 +108,7 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
     with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
         divide(cpu("3"), wide, allow_auto=True)
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
-        divide(cpu("2"), lambda: Divisible(32, 512, M26, why_whole="because"), allow_auto=True)
+        divide(cpu("2"), lambda: Divisible(32, 512, M26, why_not_divisible="because"), allow_auto=True)
     # A run that goes on keeps its processes, as long as the machine has threads for them.
     for had, got in ((1, 1), (2, 2), (3, 2)):
         batch = Divisible(32, 512, M26, processes=had)

@@ -14,7 +14,7 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import command, memory
-from trainer.pretrain.memory import recorded_rows, settle_on_rows, training_bytes
+from trainer.pretrain.memory import recorded_rows, resolve_batch_size, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
@@ -68,11 +68,11 @@ def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, a
     trials = []
     # Batches are their numbers of rows.
     plan = SimpleNamespace(n_rows=rows_of_epoch, T=512, recipe=len, totals=lambda lo, hi: None)
-    corpus = SimpleNamespace(plan=lambda epoch: plan, assembler=lambda pad_id, rows: range(MANY_ROWS))
+    corpus = SimpleNamespace(plan=lambda epoch: plan, assembler=lambda rows: range(MANY_ROWS))
     model, gpu = SimpleNamespace(config=SIZE), torch.device("cuda")
     monkeypatch.setattr(memory, "fits_gpu", lambda model, rows, *_: trials.append(rows) or rows <= fit)
     asked = PretrainSettings.parse(["--batch_size", "auto", *argv])
-    settings, (line,) = settle_on_rows(asked, Path(), model, corpus, 0, torch.bfloat16, gpu, Ranks(), None)
+    settings, (line,) = resolve_batch_size(asked, Path(), model, corpus, torch.bfloat16, gpu, Ranks(), None)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * asked.accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * asked.warmup_iters

@@ -111,7 +111,7 @@ def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):
     page = page_of(*paths)
     for character in "\x1b\x9b\u202e\u2066":
         assert character not in page
-    assert "&#39;o␛[31m&lt;U+202E&gt;&#39;" in page
+    assert "&#39;o&lt;U+001B&gt;[31m&lt;U+202E&gt;&#39;" in page
     assert "b&lt;U+2066&gt;&lt;U+009B&gt;.jsonl" in page
     assert "caf\\udce9" in page
 

@@ -48,10 +48,14 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, 
 
 
 def test_losses_of_other_validation_documents_do_not_compare(tmp_path, data):
-    rises = {**RISES, "val_fraction": 0.0, "learning_rate": 1e-3, "data_path": data, "out_dir": tmp_path / "run"}
-    train(val_path=write_corpus(tmp_path / "easy.jsonl", 2, seed=1), max_updates=10, **rises)
-    run = train(val_path=write_corpus(tmp_path / "b.jsonl", 3, seed=2), max_updates=20, from_resume=1, **rises)
-    assert run.progress.best_val_loss == records(run, "val_loss")[-1]["val_loss"]
+    rises = {**RISES, "val_fraction": 0.0, "data_path": data, "out_dir": tmp_path / "run"}
+    path = write_corpus(tmp_path / "v.jsonl", 2, seed=1)
+    train(val_path=path, max_updates=40, **rises)
+    elsewhere = flags(val_path=shutil.copy(path, tmp_path / "copy.jsonl"), max_updates=40, from_resume=1, **rises)
+    assert train_pretrain.main(elsewhere) == 0
+    assert (tmp_path / "run" / "pretrain_16.best.pth").exists()
+    run = train(val_path=write_corpus(path, 3, seed=2), max_updates=60, from_resume=1, **rises)
+    assert run.progress.best_val_loss == min(r["val_loss"] for r in records(run, "val_loss") if r["update"] > 40)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def state(update):
 
 
 def save(checkpoints, update):
-    checkpoints.save(state(update), update, before=print)
+    checkpoints.save(state(update), update, write_weights=print)
     checkpoints.wait()
 
 
@@ -84,7 +84,7 @@ def test_the_newest_are_kept_and_one_that_reads_back_differently_is_none_of_them
     assert names(checkpoints) == ["update_00000004.pt", "update_00000003.pt"] and len(os.listdir(tmp_path)) == 4
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
-        checkpoints.save(state(5), 5, before=print)
+        checkpoints.save(state(5), 5, write_weights=print)
         with pytest.raises(OSError, match="update_00000005.pt"):
             checkpoints.wait()
     assert names(checkpoints)[-2:] == ["update_00000004.pt", "update_00000003.pt"]
@@ -113,7 +113,7 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
         renames.clear()
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", killed_at(number, after))
-            checkpoints.save({**state(1), "evaluated": True}, 1, before=print)
+            checkpoints.save({**state(1), "evaluated": True}, 1, write_weights=print)
             with pytest.raises(KeyboardInterrupt):
                 checkpoints.wait()
         path = Checkpoints(checkpoints.folder).newest(print)
@@ -137,11 +137,11 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "_write", slow)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state(1), 1, before=print)
+    checkpoints.save(state(1), 1, write_weights=print)
     assert checkpoints.is_writing()
     has_returned.set()
     for update in (2, 3):
-        checkpoints.save(state(update), update, before=print)
+        checkpoints.save(state(update), update, write_weights=print)
     checkpoints.wait()
     assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
 
