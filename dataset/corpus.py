@@ -153,9 +153,10 @@ class Corpus:
         if not self._has_targets(store, documents):
             raise DataError(f"{what}: {self.nothing_to_evaluate}, so there is no loss to measure; {remedy}")
 
-    def validation_facts(self) -> dict[str, str]:
-        """Facts that all ranks must share, besides the job's identity. A resume may have other validation data."""
-        return {} if self.val_store is None else {"validation data": self.val_store.fingerprint[:16]}
+    @property
+    def validation_fingerprint(self) -> str:
+        """The same on all ranks, but a resume may have other validation data. "": there is none."""
+        return "" if self.val_store is None else self.val_store.fingerprint[:16]
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are trained too. Errors: DataError if all of them are."""

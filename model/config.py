@@ -155,10 +155,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """From a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
-        if config_dict.get("generation") is None and "moe_intermediate_size" in config_dict:
-            config_dict = {**config_dict, "generation": "minimind3"}
-        return super().from_dict(config_dict, **kwargs)
+        """From a config.json; see `with_generation`."""
+        return super().from_dict(with_generation(config_dict), **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, also under their aliases: the public code of each generation reads its own names."""
@@ -189,6 +187,18 @@ def parameter_count(config: MiniMindConfig) -> int:
     tables = 1 if config.tie_word_embeddings else 2
     last_norm = width
     return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm
+
+
+def with_generation(record: dict[str, Any]) -> dict[str, Any]:
+    """The content of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
+    if record.get("generation") is None and "moe_intermediate_size" in record:
+        return {**record, "generation": "minimind3"}
+    return record
+
+
+def own_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of MiniMindConfig from a .json. Only our fields: others could make transformers import or fetch programs."""
+    return {name: value for name, value in public_spellings(record).items() if name in DECLARATIONS}
 
 
 def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Con
 
 from common.files import read_object
 from common.wording import one_line
-from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, public_spellings
+from model.config import (
+    ALL_EXPORTS,
+    DECLARATIONS,
+    EXPERT_EXPORTS,
+    YARN_NAMES,
+    MiniMindConfig,
+    own_fields,
+    with_generation,
+)
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import TABLES, StateDict, model_with
 
@@ -111,9 +119,7 @@ def read_config(folder: Path) -> MiniMindConfig:
         refuse_layers(theirs)
         model_type = str(theirs.get("model_type"))
         if model_type == MiniMindConfig.model_type:
-            # Only our fields: others could make transformers import or fetch programs.
-            fields = public_spellings(theirs)
-            return MiniMindConfig.from_dict({name: fields[name] for name in fields.keys() & DECLARATIONS.keys()})
+            return MiniMindConfig(**own_fields(with_generation(theirs)))
         if model_type not in KINDS:
             raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
         generation, use_moe = KINDS[model_type]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from common.files import check_regular_file, file_digest
 from common.wording import one_line
-from model.config import DECLARATIONS, MiniMindConfig, public_spellings
+from model.config import DECLARATIONS, MiniMindConfig, own_fields, public_spellings
 from model.weight_record import DIGEST_FIELD, read_record
 
 # MiniMindForCausalLM, which imports this module
@@ -51,8 +51,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
         if record is None:
             fields = infer_config(state, overrides)
         else:
-            # Only our fields: others could make transformers import or fetch programs.
-            fields = {name: value for name, value in public_spellings(record).items() if name in DECLARATIONS}
+            fields = own_fields(record)
         config = MiniMindConfig(**{**fields, **overrides})
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path if record is None else beside}: {error}") from None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_object
+from model.config import MiniMindConfig, with_generation
 
 # SHA-256 digests of the `.pth` beside it: the newest, and the one before, which is still there after a crash between the
 # writes.
@@ -20,11 +21,4 @@ def read_record(weight: Path) -> dict[str, Any]:
     """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is no JSON."""
     path = weight / "config.json" if weight.is_dir() else weight.with_suffix(".json")
     record = read_object(path) if path.is_file() else {}
-    # MiniMind's own config.json names no generation, but only minimind3 has this field.
-    if (
-        "moe_intermediate_size" in record
-        and record.get("generation") is None
-        and record.get("model_type") == "minimind"
-    ):
-        record["generation"] = "minimind3"
-    return record
+    return with_generation(record) if record.get("model_type") == MiniMindConfig.model_type else record

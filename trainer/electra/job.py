@@ -139,7 +139,7 @@ class ElectraJob(Job):
             self.loss,
             settings,
             n_sums=N_SUMS,
-            identity={**entries, **corpus.validation_facts()},
+            identity={**entries, "validation data": corpus.validation_fingerprint},
             shard=settings.shard,
             dtype=self.dtype,
             ranks=self.ranks,
@@ -168,7 +168,7 @@ class ElectraJob(Job):
             samples=self.samples if settings.example_interval else None,
             sample_interval=settings.example_interval,
             counts_updates=True,
-            data=corpus.validation_facts().get("validation data", ""),
+            data=corpus.validation_fingerprint,
         )
 
     def _draw_seed(self) -> int:

@@ -71,7 +71,7 @@ def set_up(device: torch.device, dtype: torch.dtype) -> None:
         # TF32 if fp32 was requested. In half precision only a router's products stay in fp32, and these should be exact: close
         # scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-        # cuDNN's attention makes a plan for each new shape, and its gradients may be NaN under a mask (pytorch issue 196678).
+        # cuDNN's attention makes a plan for each new shape, and its gradients may be NaN under a mask (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -117,7 +117,7 @@ class PretrainJob(Job):
             partial(pretrain_loss, self.model),
             settings,
             n_sums=n_sums(self.config),
-            identity={**self.identity.entries, **self.corpus.validation_facts()},
+            identity={**self.identity.entries, "validation data": self.corpus.validation_fingerprint},
             shard=settings.shard,
             allows_cuda_graphs=can_be_recorded(
                 device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout
@@ -135,8 +135,11 @@ class PretrainJob(Job):
 
         # Evaluations, and where the run ends
         validation = self.corpus.validation()
-        val_data = self.corpus.validation_facts().get("validation data", "")
-        self.evaluation = Evaluation(eval_interval=settings.eval_interval, save_best=self.write_weights, data=val_data)
+        self.evaluation = Evaluation(
+            eval_interval=settings.eval_interval,
+            save_best=self.write_weights,
+            data=self.corpus.validation_fingerprint,
+        )
         if validation:
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if prompts:
