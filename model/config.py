@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from model.weight_record import with_generation
+
 GENERATIONS = ("minimind2", "minimind3")
 
 # values of `exported`: the Hugging Face exports that have the field, all or only those of models with experts
@@ -187,13 +189,6 @@ def parameter_count(config: MiniMindConfig) -> int:
     tables = 1 if config.tie_word_embeddings else 2
     last_norm = width
     return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm
-
-
-def with_generation(record: dict[str, Any]) -> dict[str, Any]:
-    """The content of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
-    if record.get("generation") is None and "moe_intermediate_size" in record:
-        return {**record, "generation": "minimind3"}
-    return record
 
 
 def own_fields(record: Mapping[str, Any]) -> dict[str, Any]:

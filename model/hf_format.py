@@ -24,10 +24,10 @@ from model.config import (
     YARN_NAMES,
     MiniMindConfig,
     own_fields,
-    with_generation,
 )
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import TABLES, StateDict, model_with
+from model.weight_record import with_generation
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_object
-from model.config import MiniMindConfig, with_generation
 
 # SHA-256 digests of the `.pth` beside it: the newest, and the one before, which is still there after a crash between the
 # writes.
@@ -21,4 +20,11 @@ def read_record(weight: Path) -> dict[str, Any]:
     """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is no JSON."""
     path = weight / "config.json" if weight.is_dir() else weight.with_suffix(".json")
     record = read_object(path) if path.is_file() else {}
-    return with_generation(record) if record.get("model_type") == MiniMindConfig.model_type else record
+    return with_generation(record) if record.get("model_type") == "minimind" else record
+
+
+def with_generation(record: dict[str, Any]) -> dict[str, Any]:
+    """The content of a config.json. MiniMind's own names no generation, but only minimind3 has moe_intermediate_size."""
+    if record.get("generation") is None and "moe_intermediate_size" in record:
+        return {**record, "generation": "minimind3"}
+    return record
