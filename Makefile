@@ -49,7 +49,7 @@ $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon \
         --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
 
-# The rates and first weights of --budget's plans, with a decay for text that is read several times
+# The rates and initial weights of --budget's plans, with a decay for text that is read several times
 RATES = --init_scheme induction --muon_lr 0.014 --learning_rate 8e-3 --embed_lr 16e-3 --weight_decay 0.3
 
 # The training text, named explicitly so that no other file in dataset/ is trained instead

@@ -86,7 +86,7 @@ def planned(args: argparse.Namespace) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         plan_file.write_text(done.stdout, encoding="utf-8")
     lines = plan_file.read_text(encoding="utf-8").splitlines()
-    _python, _trainer, *flags = shlex.split(lines[lines.index("the same by flags:") + 1])
+    _python, _trainer, *flags = shlex.split(lines[lines.index("the same run by flags:") + 1])
     return flags
 
 

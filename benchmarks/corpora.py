@@ -1,4 +1,4 @@
-"""The text of the benchmarks: the measuring corpora if present, else the embedded one."""
+"""The text of the benchmarks: the benchmark corpora if present, else the embedded one."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
-# Measuring corpora, public tokenizers, GLUE files and golden outputs, not in the repository: docs/corpora.md says how to make
+# Benchmark corpora, public tokenizers, GLUE files and golden outputs, not in the repository: docs/corpora.md says how to make
 # them. Without them some tests are skipped, and benchmarks use the embedded corpus.
 REFERENCE = Path(os.environ.get("MINIMIND_REFERENCE") or ROOT.parent / "shared")
 

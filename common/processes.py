@@ -76,7 +76,7 @@ def cgroups(controller: str) -> list[Path]:
 
 
 def text_of_file(path: Path) -> str:
-    """The content of a file; "" where it cannot be read."""
+    """The content of a file; "" if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

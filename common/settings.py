@@ -90,7 +90,7 @@ class Settings:
 
     @classmethod
     def groups(cls) -> tuple[type["Settings"], ...]:
-        """The groups of a command, the last one of the help first. Overridden where a command inherits another command."""
+        """The groups of a command, the last one of the help first. Overridden if a command inherits another command."""
         return cls.__bases__
 
     @classmethod

@@ -43,7 +43,7 @@ def loader_error_reason(error: Exception) -> str:
     """Returns why a loader of transformers failed; part of a line."""
     # transformers advises to run the Python code in the folder.
     if "trust_remote_code" in str(error):
-        return "it needs Python code from its folder, which is never run here; use a kind that transformers has itself"
+        return "it needs Python code from its folder, which is never run here; use a kind built into transformers"
     return f"{type(error).__name__}: {one_line(error)[:160]}"
 
 

@@ -42,8 +42,8 @@ def notices_of_paths(
     for name, count in times.items():
         if count > 1:
             lines.append(
-                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are trained as often in "
-                "an epoch"
+                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are repeated that "
+                "often in an epoch"
             )
     for path, (read, left_out) in choices.items():
         if left_out:
@@ -159,18 +159,18 @@ class Corpus:
         return "" if self.val_store is None else self.val_store.fingerprint[:16]
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
-        """Warn of validation documents that are trained too. Errors: DataError if all of them are."""
+        """Warn of validation documents that are also in the training data. Errors: DataError if all of them are."""
         shared = int(np.isin(val_store.doc_hash, self.store.doc_hash[self.documents]).sum())
         total = len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
-                f"{what}: all of it ({counted(total, 'document')}) is in the training data too, so its loss would tell nothing "
+                f"{what}: all of it ({counted(total, 'document')}) is in the training data too, so its loss would say nothing "
                 "about new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
             )
         if shared:
             self.notices.append(
                 f"warning: {shared / total:.1%} of the validation documents ({shared:,} of {total:,}) are in the "
-                "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+                "training data too, as exact copies; the model may memorise them, which makes the validation loss too low"
             )
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
@@ -305,8 +305,8 @@ class Corpus:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"
         return [
-            f"note: {total - trained:,} of {counted(total, 'token')} ({1 - trained / total:.1%}) are not trained: {why} leaves out "
-            "what is beyond --max_seq_len"
+            f"note: {total - trained:,} of {counted(total, 'token')} ({1 - trained / total:.1%}) are not trained on: {why} cuts "
+            "off what exceeds --max_seq_len"
         ]
 
     def validation(self) -> "ValidationBatches | None":

@@ -1,5 +1,5 @@
 """Conversations that every machine has, for fine-tuning: questions on the built-in functions and classes and those of everyday
-modules, answered by the first sentence of their documentation. They are few enough for a small model to learn by heart.
+modules, answered by the first sentence of their documentation. They are few enough for a small model to memorise.
 """
 
 import builtins
@@ -48,7 +48,7 @@ def _conversations() -> Iterator[Record]:
 
 
 def answers() -> dict[str, str]:
-    """{name: the first sentence of its documentation}, where that is prose."""
+    """{name: the first sentence of its documentation}, if that is prose."""
     found: dict[str, str] = {}
     for name, text in chain(_of_builtins(), _of_library()):
         answer = first_sentence(text)

@@ -18,8 +18,8 @@ class PretrainDataset(Dataset):
 
     BOS and EOS are added where missing; a text truncated at max_length ids has no EOS. Any fast Hugging Face tokenizer
     works; padding is its pad token, else its EOS, else id 0. Blank lines and empty texts are skipped. Files of all
-    kinds and folders are read, and tokenised once into the token store that the trainers use. parse_special_tokens: read spelt-out
-    special tokens as these, as MiniMind does.
+    kinds and folders are read, and tokenised once into the token store that the trainers use. parse_special_tokens: read special
+    tokens spelt out in a text as such, like MiniMind.
     Errors: DataError for the first faulty line, with file and line.
     """
 

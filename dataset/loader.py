@@ -190,7 +190,7 @@ class UpdateSchedule(NamedTuple):
         return math.ceil((hi - lo) / (self.rows_of_rank * self.world_size))
 
     def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
-        """The rows (lo, hi) of each micro-batch of an update on one rank; empty where lo == hi."""
+        """The rows (lo, hi) of each micro-batch of an update on one rank; empty if lo == hi."""
         lo, hi = self.rows(update)
         for micro in range(self.micro_batches(update)):
             at = lo + (micro * self.world_size + rank) * self.rows_of_rank
@@ -231,7 +231,7 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
 
 
 def assembled_arrays(assembler: MakesBatches, recipe: Any) -> Any:
-    """The batch of a recipe with numpy arrays in place of tensors: between processes arrays go through a pipe, tensors
+    """The batch of a recipe with numpy arrays instead of tensors: between processes arrays go through a pipe, tensors
     through shared memory, which is scarce on some machines. Errors: LoaderError."""
     return map_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
 

@@ -195,7 +195,7 @@ class Mixture:
             if tokens / full > MAX_REPEATS:
                 raise DataError(
                     f"the run takes about {tokens / full:,.0f} passes over {name_of(source.paths)}, and at most "
-                    f"{MAX_REPEATS:,} are planned: train less, or name more text"
+                    f"{MAX_REPEATS:,} are possible: train less, or add text"
                 )
         if n_rows:
             self.speed = self._speed()

@@ -1,7 +1,7 @@
 """Packs documents into rows, and orders the rows of an epoch.
 
 A document of n tokens has n-1 (input, target) pairs and takes n-1 positions of a row. A *piece* is a document or a
-part of one that fits a row; the parts of a document share their boundary token, so that every target is trained
+part of one that fits a row; the parts of a document share their boundary token, so that every target is used
 exactly once.
 
 A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone: every rank makes the same one
@@ -99,8 +99,8 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
     `runs` take the pieces in order of decreasing length; room[r]: spans of rows that end with r free positions.
 
     The rule, as in https://arxiv.org/abs/2404.10830: from the longest piece to the shortest, put each into the fullest
-    row that has room for it, or else into a new row. Piece by piece, that takes a search for each. But only the length
-    of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
+    row that has room for it, or else into a new row. Done piece by piece, that takes a search for each. But only the
+    length of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
     room are kept together as spans. The time depends on the number of distinct lengths, some hundreds, not of
     documents, some millions. The tests compare with the rule done piece by piece.
     """
@@ -157,7 +157,7 @@ class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
     n_rows: number of rows. T: positions of a row. pack: documents share rows. n_pairs: positions that hold a token, each
-    with a target, trained or not. fill: their fraction of all positions. targets: int [R], trained targets of each row.
+    with a target, used for training or not. fill: their fraction of all positions. targets: int [R], trained targets of each row.
     offsets: of the documents' store.
     """
 

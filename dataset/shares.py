@@ -111,7 +111,7 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
     """Errors: DataError if changing shares do not have the same sum at each moment.
 
     Constant shares may be in any scale. If the sum changed, shares that are linear in the numbers would not be linear
-    in what is trained, and most often it is a typo.
+    in what is trained on, and most often it is a typo.
     """
     if not any(source.shares_change for source in sources):
         return

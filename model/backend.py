@@ -143,19 +143,19 @@ def compiled_backend(
         return CompiledCPUBackend(shape)
     on_gpu = device.type == "cuda"
     if config.dropout:
-        notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+        notice = "attention: PyTorch's own with a mask, which is slower: the faster ones have no dropout"
         return CompiledBackend(shape, on_gpu, notice)
     if not on_gpu:
         return CompiledBackend(shape)
     if torch.cuda.get_device_capability(device) < (8, 0):
         notice = (
-            "attention: PyTorch's own with a mask, which takes longer: FlexAttention needs an RTX 30, an A100 or newer"
+            "attention: PyTorch's own with a mask, which is slower: FlexAttention needs an RTX 30, an A100 or newer"
         )
         return CompiledBackend(shape, on_gpu, notice)
     try:
         tile, reason = working_tile(config, device, dtype, T=shape[1])
     except RuntimeError as error:
-        notice = f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
+        notice = f"attention: PyTorch's own with a mask, which is slower; FlexAttention does not work here ({error})"
         return CompiledBackend(shape, on_gpu, notice)
     notice = "attention: FlexAttention, which skips the blocks of other documents"
     if tile is not None:

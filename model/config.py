@@ -125,8 +125,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
         for name in POSITIVE:
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} is no whole number from 1 on")
-            # NumPy's too
+                raise ValueError(f"{name}={value!r} is not a whole number above 0")
+            # also NumPy's integers
             setattr(self, name, int(value))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:

@@ -1,4 +1,4 @@
-"""The weights of a MiniMind under the names of its twin in transformers; hf_format.py has the config, and the way back."""
+"""The weights of a MiniMind under the names of its counterpart in transformers; hf_format.py has the config, and the way back."""
 
 import torch
 
@@ -7,7 +7,7 @@ from model.pth_format import StateDict
 
 
 def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> that of its twin, without a tied head.
+    """State dict of MiniMindForCausalLM -> that of its counterpart, without a tied head.
 
     Qwen2-MoE multiplies its one shared expert by sigmoid(w·x). With w = 0 that is exactly 1/2, so down_proj is doubled,
     which is exact too. Several shared experts are concatenated along their hidden units; none becomes one of zeros.

@@ -4,6 +4,7 @@ State dicts here have the key names of published checkpoints (experts not stacke
 llama.cpp all read. H hidden, I intermediate, N query heads, G key/value heads, D head dimension.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from model.pth_format import TABLES, StateDict, model_with
 from model.weight_record import with_generation
 
 CONFIG = "config.json"
+# entries of rope_parameters that change nothing
+NEUTRAL_ROPE = {"partial_rotary_factor": 1, "truncate": True}
 WEIGHTS = "model.safetensors"
 # shards of large weights, as save_pretrained names them
 SHARDS = "model-*-of-*.safetensors"
@@ -73,10 +76,11 @@ SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.((?:gate|
 def hf_config(config: MiniMindConfig) -> PretrainedConfig:
     """MiniMindConfig -> the equivalent transformers config.
 
-    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have, and for shapes it refuses.
+    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have, for a YaRN that transformers computes
+    in another way, and for shapes it refuses.
     """
     if config.generation == "minimind3" and config.use_moe and config.n_shared_experts:
-        raise ValueError("a minimind3 with shared experts has no twin in transformers: it cannot be exported")
+        raise ValueError("a minimind3 with shared experts has no equivalent in transformers: it cannot be exported")
     config_class, name = HF_CLASSES[config.generation, config.use_moe]
     fields: dict[str, Any] = {field: getattr(config, field) for field in COMMON_FIELDS}
     if config.use_moe:
@@ -93,6 +97,14 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         fields["attention_bias"] = False
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.inference_rope_scaling:
+        # MiniMind's ramp ends at dimension D/2 - 1 at the latest, that of transformers and llama.cpp at D - 1.
+        turns = config.yarn_original_positions / config.yarn_beta_slow / (2 * math.pi)
+        if math.ceil(config.head_dim / 2 * math.log(turns) / math.log(config.rope_theta)) > config.head_dim // 2 - 1:
+            raise ValueError(
+                f"with head_dim {config.head_dim} and rope_theta {config.rope_theta:g}, transformers and llama.cpp stretch positions "
+                f"by YaRN in another way than MiniMind: yarn_original_positions {config.yarn_original_positions} "
+                "(original_max_position_embeddings) must be shorter"
+            )
         rope["rope_type"] = "yarn"
         rope.update({theirs: getattr(config, ours) for theirs, ours in YARN_NAMES.items()})
         # MiniMind does not rescale the logits.
@@ -125,12 +137,15 @@ def read_config(folder: Path) -> MiniMindConfig:
         generation, use_moe = KINDS[model_type]
         config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
         fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
-        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+        rope = {
+            name: value
+            for name, value in config.rope_parameters.items()
+            if value is not None and NEUTRAL_ROPE.get(name) != value
+        }
         rope.pop("type", None)
-        if rope.get("partial_rotary_factor") == 1:
-            del rope["partial_rotary_factor"]
         fields["rope_theta"] = rope.get("rope_theta")
         if rope.get("rope_type") == "yarn":
+            rope = {"beta_fast": 32.0, "beta_slow": 1.0, **rope}
             fields["inference_rope_scaling"] = True
             fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
         if use_moe and generation == "minimind2":
@@ -140,8 +155,11 @@ def read_config(folder: Path) -> MiniMindConfig:
         own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
         twin = hf_config(own)
         layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
+        # rope_type first: the other entries follow from it.
+        names = ("rope_type", *rope, *twin.rope_parameters)
+        ropes = [(f"rope_parameters: {name}", rope.get(name), twin.rope_parameters.get(name)) for name in names]
         for name, value, expected in (
-            ("rope_parameters", rope, twin.rope_parameters),
+            *ropes,
             ("layer_types", sorted(layer_types), ["full_attention"]),
             *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
         ):

@@ -1,4 +1,4 @@
-"""Initial weights with induction heads: two attention heads, set by hand, find what followed the current token before.
+"""Initial weights with induction heads: two attention heads, set by hand, find what followed the current token earlier.
 
 Text repeats itself, and a model that predicts "what came after this word the last time comes again" is far better than one
 that does not. Two heads in successive layers do it (Olsson et al. 2022, arXiv 2209.11895): the first attends to the previous

@@ -163,7 +163,7 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`compute`, or its compiled form where the backend has one."""
+        """`compute`, or its compiled form if the backend has one."""
         return layout.backend.run(Block.compute, self, x, layout, past_key_values)
 
     def compute(
@@ -289,8 +289,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """Loads a flat state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
-        fields that win over both. Errors: ValueError, one line, for another kind of file,
-        for weights that do not fit, and for fields left open.
+        fields that take precedence. Errors: ValueError, one line, for another kind of file,
+        for weights that do not fit, and for fields that remain unknown.
         """
         return load_pth(cls, path, overrides)
 

@@ -1,4 +1,4 @@
-"""Mixture of experts of both MiniMind generations, in place of the dense MLP.
+"""Mixture of experts of both MiniMind generations, instead of the dense MLP.
 
 Shape letters: B rows, T positions, N = B*T tokens, H hidden, E routed experts, K experts per token.
 """
@@ -83,7 +83,7 @@ def _expert(config: MiniMindConfig) -> FeedForward:
 
 
 class _FullPrecisionLinear(torch.autograd.Function):
-    """F.linear in fp32, forward and backward, whatever autocast says: close scores decide the routing.
+    """F.linear in fp32, forward and backward, even under autocast: close scores decide the routing.
 
     On a GPU `set_up` (trainer/machine/compiling.py) allows TF32 for all products with --dtype float32, else for none.
 

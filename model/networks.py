@@ -1,4 +1,4 @@
-"""Loading a save_pretrained folder of any architecture of transformers, none of whose code is run."""
+"""Loading a save_pretrained folder of any architecture in transformers; no code from the folder is run."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
     transformers. config: of load_config, perhaps changed. Errors: UserError.
     """
     try:
-        # transformers makes up what the files lack: a config of a kilobyte must not fill the memory. Quantised weights have
-        # half a byte each.
+        # transformers makes random weights where the files have none: a config of a kilobyte must not fill the memory. Quantised
+        # weights have half a byte each.
         with torch.device("meta"):
             parameters = sum(
                 weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters()

@@ -16,7 +16,7 @@ PARTS = 4
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which a matrix product of x runs: autocast's where it is on."""
+    """The dtype in which a matrix product of x runs: autocast's if it is on."""
     device = x.device.type
     # torch has no autocast for the meta device, and raises when asked for it.
     if device != "meta" and torch.is_autocast_enabled(device):

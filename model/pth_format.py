@@ -97,7 +97,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
             raise ValueError(f"{path}: {key} has NaN or infinite numbers: the file is damaged, or its run failed")
     if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
         raise ValueError(
-            f'{path}: {HEAD} is not {EMBEDDINGS}: its config (.json) has to say "tie_word_embeddings": false'
+            f'{path}: {HEAD} is not {EMBEDDINGS}: its config (.json) must say "tie_word_embeddings": false'
         )
     model = model_class(config)
     model.load_state_dict(state)
@@ -166,7 +166,7 @@ def check_kind(path: Path) -> None:
 
 
 def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Infer config fields from keys and shapes. Errors: ValueError with the field to pass where they do not suffice.
+    """Infer config fields from keys and shapes. Errors: ValueError with the field to pass if they do not suffice.
 
     minimind3's q_norm has the size head_dim. minimind2's files have no such tensor, so its 8 query and 2 key/value heads
     are assumed if the shapes have the same ratio.

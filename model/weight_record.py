@@ -12,12 +12,12 @@ DIGEST_FIELD = "weights_sha256"
 VOCABULARY_FIELD = "vocabulary_sha256"
 # --parse_special_tokens: special tokens spelled out in a document were parsed
 SPECIAL_TOKENS_FIELD = "parse_special_tokens"
-# fine-tuned weights: answers with thoughts were trained
+# fine-tuned weights: trained on answers with thoughts
 THOUGHTS_FIELD = "trained_thoughts"
 
 
 def read_record(weight: Path) -> dict[str, Any]:
-    """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is no JSON."""
+    """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is not JSON."""
     path = weight / "config.json" if weight.is_dir() else weight.with_suffix(".json")
     record = read_object(path) if path.is_file() else {}
     return with_generation(record) if record.get("model_type") == "minimind" else record

@@ -18,10 +18,10 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
     g.add_argument(
         "--weight",
         default=str(DEFAULT_WEIGHT),
-        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
+        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
-    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
+    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best available)")
     g.add_argument(
         "--dtype",
         choices=("auto", *DTYPE_NAMES),
@@ -32,28 +32,28 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
 
 def generate_parser() -> Parser:
     """The flags of generate.py."""
-    p = Parser(prog="generate.py", description="Continue a text, or talk to a model.")
+    p = Parser(prog="generate.py", description="Continue texts, or chat with a model.")
     # An empty prompt: the model starts by itself.
     p.may_be_empty = ("prompts",)
-    p.add_argument("prompts", nargs="*", help="texts to continue; none: typed in, or read from a pipe, one a line")
+    p.add_argument("prompts", nargs="*", help="texts to continue; none: typed in, or piped, one per line")
     model_flags(p)
     g = p.add_argument_group("sampling")
-    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="upper bound (default 256)")
-    g.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default 0.8)")
+    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="maximum tokens to add (default 256)")
+    g.add_argument("--temperature", type=temperature, default=0.8, help="0: always the likeliest token (default 0.8)")
     g.add_argument("--top_p", type=share, default=0.9, help="sample from the likeliest that sum to this; 1: all (0.9)")
     g.add_argument("--top_k", type=not_negative(int), default=0, help="sample from the k likeliest; 0: all (default)")
     g.add_argument(
         "--repetition_penalty",
         type=number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),
         default=1.0,
-        help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
+        help="divide positive logits of tokens already in the text by this, multiply negative ones (default 1: off)",
     )
-    g.add_argument("--seed", type=seed, default=42, help="the same seed, the same text (default 42)")
+    g.add_argument("--seed", type=seed, default=42, help="the same seed gives the same text (default 42)")
     # Takes no value: it would take the prompt after it for one.
     g.add_argument(
         "--chat",
         action="store_true",
-        help="put the prompts through the chat template; typed in or from a pipe: keep the conversation",
+        help="apply the chat template to each prompt; typed or piped prompts form one conversation",
     )
     return p
 
@@ -73,7 +73,7 @@ def play_parser() -> Parser:
         "--port",
         type=number(int, lambda value: 0 <= value <= 65535, "from 0 to 65535"),
         default=8765,
-        help="on 127.0.0.1; 0: any free one (default 8765)",
+        help="port on 127.0.0.1; 0: any free one (default 8765)",
     )
     return p
 
@@ -92,7 +92,7 @@ def evaluate_parser() -> Parser:
     )
     p.add_argument(
         "--out",
-        help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data}-{digest of the paths})",
+        help="output path without suffix (default: beside the weight, {weight}.{task}.{data}-{digest of the paths})",
     )
     p.add_argument("--skip_bad_lines", default=False, help="skip and count faulty lines", **SWITCH)
     p.add_argument("--text_field", help="perplexity: field of the text, as in training (default: text)")
@@ -113,16 +113,16 @@ def evaluate_parser() -> Parser:
         type=positive(int),
         help="perplexity: new tokens per window of a long text (default: max_length / 2)",
     )
-    g.add_argument("--questions", type=positive(int), help="answers: how many are asked (default 40)")
+    g.add_argument("--questions", type=positive(int), help="answers: number of questions to ask (default 40)")
     return p
 
 
 def export_flags(p: Parser) -> None:
     """The flags of both exports."""
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
-    numbers = "of the weights, in a GGUF of the matrices; auto: the smallest exact one"
+    numbers = "type of the weights (GGUF: of the matrices); auto: the smallest that holds them exactly"
     p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
-    p.add_argument("--overwrite", default=False, help="replace what is there", **SWITCH)
+    p.add_argument("--overwrite", default=False, help="replace an existing output", **SWITCH)
 
 
 def export_parser() -> Parser:
@@ -131,7 +131,7 @@ def export_parser() -> Parser:
     p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
     written = p.add_mutually_exclusive_group(required=True)
     written.add_argument("--out_dir", help="folder to write the export to")
-    written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
+    written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder in --weight")
     export_flags(p)
     return p
 
@@ -142,7 +142,7 @@ def export_gguf_parser() -> Parser:
         prog="export_gguf.py",
         description="Export a model to llama.cpp and tools built on it, such as Ollama.",
     )
-    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
+    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder from export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     export_flags(p)
     return p

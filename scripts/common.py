@@ -115,7 +115,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         # Such as an ELECTRA, which transformers would load anyway
         raise UserError(f"{path}: {kinds[0]} is no causal language model: it cannot continue a text")
     model: PreTrainedModel
-    # An empty GenerationConfig in place of the folder's: our flags set the sampling.
+    # An empty GenerationConfig instead of the folder's: our flags set the sampling.
     model, faults = load_network(str(path), path, AutoModelForCausalLM, config, generation_config=GenerationConfig())
     # transformers fills missing weights with random numbers, and only logs it.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):

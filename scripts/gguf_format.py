@@ -59,16 +59,10 @@ def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:
         raise UserError("llama.cpp always normalises the experts' weights of a Qwen3-MoE; norm_topk_prob is false here")
-    if config.inference_rope_scaling:
-        # MiniMind's ramp ends at dimension D/2 - 1 at the latest, llama.cpp's at D - 1.
-        turns = config.yarn_original_positions / (2 * math.pi)
-        end = config.head_dim / 2 * math.log(turns) / math.log(config.rope_theta)
-        is_default = (config.yarn_beta_fast, config.yarn_beta_slow) == YARN_BETAS
-        if not is_default or math.ceil(end) > config.head_dim // 2 - 1:
-            raise UserError(
-                f"llama.cpp stretches positions by YaRN in another way here: it takes beta_fast {YARN_BETAS[0]:g} and beta_slow "
-                f"{YARN_BETAS[1]:g}, and with head_dim {config.head_dim} a shorter yarn_original_positions"
-            )
+    if config.inference_rope_scaling and (config.yarn_beta_fast, config.yarn_beta_slow) != YARN_BETAS:
+        raise UserError(
+            f"llama.cpp stretches positions by YaRN with beta_fast {YARN_BETAS[0]:g} and beta_slow {YARN_BETAS[1]:g} only"
+        )
     return ARCHITECTURES[config.generation, config.use_moe]
 
 
@@ -213,7 +207,7 @@ def piece_rule(content: dict) -> str | None:
 
 
 def plain_template(template: str) -> str:
-    """The chat template with no-op marks in place of {% generation %}; its output stays the same."""
+    """The chat template with no-op marks instead of {% generation %}; its output stays the same."""
 
     def plain_mark(mark: re.Match[str]) -> str:
         before, end, after = mark.groups()

@@ -4,8 +4,8 @@
     python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
-Sources, tokenizer and rows are those of train_pretrain.py (for conversations train_sft.py) with the same flags, which
-opens the token store that is built here.
+It takes the data flags of train_pretrain.py (for conversations: train_sft.py), which then uses the token store
+built here.
 """
 
 import sys
@@ -37,10 +37,10 @@ class LookSettings(Settings):
     row: list[int] = setting(
         [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
     )
-    texts: bool = switch(True, help="look at all texts: near copies, odd documents; 0: only count")
-    examples: int = setting(3, check=not_negative(int), help="per kind of finding")
+    texts: bool = switch(True, help="read all texts, for near copies and odd documents; 0: only count")
+    examples: int = setting(3, check=not_negative(int), help="examples per kind of finding")
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-    seed: int = setting(42, check=seed, help="of the run whose rows are shown")
+    seed: int = setting(42, check=seed, help="seed of the run whose rows are shown")
 
 
 @dataclass(kw_only=True)
@@ -284,20 +284,22 @@ class DataLook:
                 f"Near: about {NEAR_FROM} and more of the runs of five characters are the same. --deduplicate exact or near "
                 "leaves them out of training."
             )
-        for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
+        for kind, chosen in (("exact", copies.is_exact), ("near", is_copy & ~copies.is_exact)):
             originals, counts = np.unique(copies.of[chosen], return_counts=True)
             # A stable sort: of equal counts the earlier document comes first.
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
-                remark = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
-                if kind == "nearly":
+                remark = (
+                    f"{counted(int(counts[at]), f'{kind} copy', f'{kind} copies')}, the first in {self.place(copy)}"
+                )
+                if kind == "near":
                     remark += f" (similarity {copies.similarity[copy]:.2f})"
                 begin, end = self.store.offsets[original : original + 2]
                 tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
                 below += example(self.place(original), remark, text)
-        return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, below=below)
+        return Section("Copies of earlier documents", ["", "exact", "near"], rows, below=below)
 
     def place(self, number: int) -> str:
         """file:line of a document, numbered over all sources; its number if the texts were not read."""

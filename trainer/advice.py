@@ -14,7 +14,7 @@ from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
-# tokens: shorter runs learn little whatever their settings
+# tokens: shorter runs learn little with any settings
 MIN_TOKENS_FOR_NOTES = 1e5
 # factor by which a setting may be off before a note
 FAR_OFF = 4.0
@@ -26,8 +26,8 @@ EXCESS_BEFORE_DECAY = 0.06
 MIN_TOKENS_FOR_FORECAST = 3e5
 
 OUT_OF_MEMORY_ADVICE = (
-    "try half of --batch_size (rows of a rank) and twice --accumulation_steps, which leaves the updates as they are (with "
-    "--rows_per_update only --batch_size; double flags that count micro-batches too), --gradient_checkpointing 1, or a smaller "
+    "try half the --batch_size and twice the --accumulation_steps, which leaves the updates as they are (with --rows_per_update "
+    "only halve --batch_size; also double flags that count micro-batches), --gradient_checkpointing 1, or a smaller "
     "--max_seq_len or model"
 )
 
@@ -114,7 +114,7 @@ def pretraining_notices(
     good = laws.batch_tokens(tokens)
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(
-            f"note: runs of {tokens:,.0f} tokens learn most with updates of about {good:,.0f} tokens; yours have "
+            f"note: runs of {tokens:,.0f} tokens learn best with updates of about {good:,.0f} tokens; yours have "
             f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for ten minutes"
         )
     # A custom optimiser has no law.
@@ -136,8 +136,8 @@ def explain_expected_loss(parameters: float, tokens: float) -> str:
     error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
     return (
         "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
-        f"may be {error:.0%} off (docs/budget.md). Where the loss stays far above it, or rises, other rates or a look at the data "
-        "(encoding, order, a tokenizer of another language) may help"
+        f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
+        "data (encoding, order, a tokenizer for another language)"
     )
 
 

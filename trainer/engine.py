@@ -230,7 +230,7 @@ class Engine:
         rates = [lr * group.get("lr_scale", 1.0) for group in self.groups]
         if self.graphs is not None:
             self.graphs.update(rates, requests)
-            # Readers of the groups, such as a checkpoint, expect numbers.
+            # Code that reads the groups, such as a checkpoint, expects numbers.
             for group, rate in zip(self.groups, rates, strict=True):
                 group["lr"] = rate
         else:
@@ -408,7 +408,7 @@ def make_engine(
 
     identity: of the job, compared among the ranks. shard: --shard. allows_cuda_graphs, cuda_graphs: see Engine. adam: options of AdamW.
     """
-    # Each rank's hardware chooses these, whatever --dtype says. Gradients of a float16 rank are scaled, and cannot be added to others.
+    # These depend on a rank's hardware, not on --dtype alone. Gradients of a float16 rank are scaled, and cannot be added to others.
     facts = {"precision": str(dtype), **identity}
     if settings.optimizer == "muon":
         facts["precision of Muon's iterations"] = str(iteration_dtype(device))

@@ -95,7 +95,7 @@ class Progress:
     val_loss: float = float("inf")
     # Evaluation.data of these
     val_data: str = ""
-    # The warm-up is over: a resume with larger updates does not begin it again.
+    # The warm-up is over: a resume with larger updates does not start it again.
     is_warm: bool = False
     # an evaluation is due, for example after a stop signal: the resume starts with it
     evaluation_due: bool = False
@@ -111,7 +111,7 @@ class Length:
     these take.
 
     clock: moves the end of a run with a time budget. flag: the one to raise to continue a finished run; "": none. rows_of_epoch:
-    rows that count as an epoch where --max_updates sets the length of a run that is one plan (shares); 0: those of the data.
+    rows that count as an epoch if --max_updates sets the length of a run that is one plan (changing shares); 0: those of the data.
     """
 
     epochs: int = 1
@@ -128,7 +128,7 @@ class Length:
 
 @dataclass
 class RunFiles:
-    """Files that a run writes. stem: their path without endings. outputs: {name: path} of the final files of save_weights.
+    """Files that a run writes. stem: their path without suffix. outputs: {name: path} of the final files of save_weights.
 
     settings: to start the run again, written beside the weights. write_at_start: {path: its writer}, called before the
     first update. stale_patterns: globs of other files of an earlier run beside the stem; a fresh run moves them away.

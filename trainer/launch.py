@@ -48,7 +48,7 @@ def launch(
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             # A notebook that calls a command gets its threads back.
             at_end.callback(torch.set_num_threads, torch.get_num_threads())
-            # Before the first operation. By default PyTorch starts a thread per core in each process, whatever a container allows.
+            # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
             torch.set_num_threads(threads_of_each(processes))
             at_end.callback(release_all)
             # Before a GPU is first used. CPU runs are deterministic anyway.
@@ -75,7 +75,7 @@ def launch(
 def lock_files(ranks: Ranks, *stems: Path) -> None:
     """Create the folders of the runs' files, and lock the files until this command ends.
 
-    stems: paths of the files without endings. Errors: UserError that names the run that is writing them, or says why
+    stems: paths of the files without suffix. Errors: UserError that names the run that is writing them, or says why
     they cannot be written.
     """
 

@@ -159,7 +159,7 @@ class Trainer:
         self.reporter.record(self.progress, start)
         for notice in notices:
             self.reporter.say(notice)
-        # The outlook itself is not kept: its plan may be large.
+        # Do not keep the outlook itself: its plan may be large.
         self.shown, self.forecast = outlook.shown, outlook.forecast
         # Short runs do not wait for a measurement of the machine.
         if outlook.flops >= SHORT_RUN_FLOPS:
@@ -184,7 +184,7 @@ class Trainer:
                 # interrupted by a signal before the resume
                 stop_request = self.run_evaluation()
                 if self.finished and not stop_request:
-                    # No later update will save that this evaluation is done.
+                    # No later save would record that this evaluation is done.
                     self.save()
             while not self.finished and not stop_request:
                 stop_request = self.train_epoch()
@@ -194,7 +194,7 @@ class Trainer:
                 # Damaged data may have made the loader fail: `save` checks that first.
                 self.save()
         except RuntimeError:
-            # Ctrl-C ends the compilers of the first update too. (Several ranks would wait for each other below.)
+            # Ctrl-C also ends the compiler processes of the first update. (Several ranks would wait for each other below.)
             if self.updates_here or not self.signals.signum or self.ranks.world_size > 1:
                 raise
             stop_request = self.signals.signum
@@ -204,7 +204,7 @@ class Trainer:
         if not stop_request:
             return 0
         because = "because the loader failed" if stop_request == LOADER_FAILED else f"by {signal_name(stop_request)}"
-        saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
+        saved = "everything is saved, and the same command with --from_resume 1 continues from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
             saved = self.saver.how_to_resume()
@@ -315,11 +315,12 @@ class Trainer:
         if self.finished or (evaluation.evaluate is not None and self.is_due(evaluation.eval_interval, update)):
             # If a stop signal comes first, the resume does it.
             progress.evaluation_due = True
-        if not stop_request:
+        # After a stop signal a resume makes up for an evaluation, but not for samples at their own interval, which are short.
+        if stop_request != LOADER_FAILED and not (stop_request and progress.evaluation_due):
             if self.finished and (evaluation.evaluate or evaluation.samples):
-                # If they fail, perhaps out of memory, the last updates are not lost: a resume only evaluates.
+                # If these fail, perhaps out of memory, no updates are lost: a resume only evaluates.
                 self.save()
-            stop_request = self.run_evaluation()
+            stop_request = self.run_evaluation() or stop_request
         if save_is_due or stop_request:
             self.save()
         self.updates_here += 1
@@ -333,8 +334,8 @@ class Trainer:
     def is_due(self, interval: int, update: Update) -> bool:
         """True if the update just done completes a multiple of the interval; never for an interval of 0.
 
-        An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: one of 100
-        ends with the update that contains the 100th.
+        An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: an
+        interval of 100 ends with the update that contains the 100th.
         """
         end, size = self.progress.step + 1, update.last_step + 1 - update.first_step
         if self.job.evaluation.counts_updates:
@@ -358,7 +359,7 @@ class Trainer:
                 fail_all_ranks(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
-                    f"{outcome.update.last_step}); nothing of them is saved: lower the rates (--learning_rate, with Muon --muon_lr) "
+                    f"{outcome.update.last_step}); none of them is saved: lower the learning rates (--learning_rate, Muon: --muon_lr) "
                     "or look at the documents named above",
                 )
 
@@ -439,7 +440,7 @@ class Trainer:
             if values:
                 progress.val_loss = values["val_loss"]
                 if progress.val_data not in ("", evaluation.data):
-                    # The losses of other documents do not compare.
+                    # Losses on other documents are not comparable.
                     progress.best_val_loss = math.inf
                 progress.val_data = evaluation.data
                 if progress.val_loss < progress.best_val_loss:

@@ -39,7 +39,7 @@ class SharedReducer:
     keeps_gradients = False
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
-        """A collective. Errors: UserError where the system gives no memory."""
+        """A collective. Errors: UserError if the system gives no memory."""
         assert ranks.memory is not None
         self.parameters = list(parameters)
         self.ranks = ranks

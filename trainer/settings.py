@@ -35,7 +35,7 @@ def auto_or(convert: Callable[[str], float]) -> Callable[[str], str]:
 class MachineSettings(Settings):
     """machine"""
 
-    device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best there is)")
+    device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best available)")
     dtype: str = setting(
         "bfloat16", choices=("bfloat16", "float16", "float32"), help="precision of matrix products (autocast)"
     )
@@ -46,7 +46,7 @@ class MachineSettings(Settings):
     )
     deterministic: bool = switch(
         False,
-        help="the same bits in every run on a GPU too; an operation without a deterministic form ends the run",
+        help="the same bits in every run, on a GPU too; an operation without a deterministic form ends the run",
     )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
     shard: str = setting(
@@ -63,7 +63,7 @@ class DividedMachineSettings(MachineSettings):
     cpu_processes: str = setting(
         "auto",
         check=auto_or(positive(int, MAX_PROCESSES)),
-        help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads; several may hang in a "
+        help="processes that share each micro-batch on a CPU (Linux only); 1: one process with all threads; several may hang in a "
         "notebook that has computed with torch before",
     )
 
@@ -77,17 +77,17 @@ class UpdateSettings(Settings):
     rows_per_update: int = setting(
         0,
         check=not_negative(int),
-        help="rows of an update, of all ranks, in place of --accumulation_steps: updates stay the same however many ranks there "
-        "are; 0: not given",
+        help="rows per update over all ranks, instead of --accumulation_steps: updates stay the same for any number of ranks; "
+        "0: off",
     )
     learning_rate: float = setting(
         5e-4, check=positive(float), help="learning rate, before the factor of --lr_schedule", first=True
     )
-    weight_decay: float = setting(0.01, check=not_negative(float), help="weight decay, of matrices only")
+    weight_decay: float = setting(0.01, check=not_negative(float), help="weight decay, on matrices only")
     grad_clip: float = setting(1.0, check=not_negative(float), help="maximum norm of the gradient; 0: no clipping")
     max_bad_updates: int = setting(10, check=positive(int), help="stop after this many non-finite updates in a row")
     seed: int = setting(42, check=seed, help="seed of weights, data order and samples")
-    from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
+    from_resume: bool = switch(False, help="continue from the newest intact checkpoint, if there is one", first=True)
 
 
 # built by build_optimizers in trainer/optim/build.py
@@ -99,13 +99,13 @@ class OptimizerSettings(UpdateSettings):
     """training"""
 
     optimizer: str = setting(
-        "adamw", choices=OPTIMIZERS, help="muon: for the blocks' matrices, AdamW elsewhere", first=True
+        "adamw", choices=OPTIMIZERS, help="muon: for the matrices of the blocks, AdamW elsewhere", first=True
     )
     muon_lr: float = setting(0.02, check=positive(float), help="Muon's learning rate, on the same schedule")
     embed_lr: float = setting(
         0.0,
         check=not_negative(float),
-        help="with muon: AdamW's rate for the matrices that Muon leaves to it: embeddings, head, routers; 0: --learning_rate",
+        help="with muon: AdamW's learning rate for other matrices (embeddings, head, routers); 0: --learning_rate",
     )
 
 
@@ -126,21 +126,21 @@ class OutputSettings(Settings):
     save_interval: int = setting(
         None,
         check=not_negative(int),
-        help="micro-batches (ELECTRA, GLUE: updates) between saves; 0: they do not count (default: 100, ELECTRA 1000, GLUE "
-        "500; 0 with --save_minutes)",
+        help="micro-batches (ELECTRA, GLUE: updates) between saves; 0: off (default: 100, ELECTRA 1000, GLUE 500; "
+        "0 with --save_minutes)",
     )
     # as above
     save_minutes: str = setting(
         None,
         check=auto_or(not_negative(float)),
-        help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: on a CUDA GPU "
-        "2, and --save_interval does not count; 0 elsewhere)",
+        help="minutes between saves; 0: off; auto: 2 on a CUDA GPU, instead of --save_interval; 0 elsewhere "
+        "(default: 0 with --save_interval, else auto)",
     )
-    keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
+    keep_checkpoints: int = setting(2, check=positive(int), help="number of checkpoints to keep")
     log_interval: int = setting(100, check=positive(int), help="micro-batches per log line (ELECTRA, GLUE: updates)")
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
-    tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="log to an experiment tracker too")
-    use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")
+    tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="also log to an experiment tracker")
+    use_wandb: bool = switch(False, help="same as --tracker wandb (WANDB_MODE=offline needs no network)")
     wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """A few of the flags of train_pretrain.py. The defaults train a small model in a minute or two."""
     parser = argparse.ArgumentParser(description="Pretrain a small MiniMind, on one page.")
-    parser.add_argument("--data_path", help="a .jsonl of texts; default: the documentation inside Python")
+    parser.add_argument("--data_path", help="a .jsonl of texts; default: Python's own documentation")
     parser.add_argument("--out_dir", default=str(ROOT / "out"))
     parser.add_argument("--hidden_size", type=int, default=128, help="width of the model")
     parser.add_argument("--num_hidden_layers", type=int, default=4)
@@ -74,7 +74,7 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
         records = []
     if not records or not all(isinstance(record, dict) and isinstance(record.get("text"), str) for record in records):
         raise UserError(f'{path}: each line must be an object {{"text": "..."}}, in UTF-8')
-    # As there: an empty text is skipped, and BOS and EOS that MiniMind's files spell out around a text are not doubled.
+    # As in train_pretrain.py: empty texts are skipped, and BOS and EOS spelt out around MiniMind's texts are not doubled.
     texts = [record["text"].removeprefix(tokenizer.bos_token) for record in records if record["text"]]
     texts = [text.removesuffix(tokenizer.eos_token) for text in texts]
     if not texts:
@@ -91,7 +91,7 @@ def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[tor
 
     Documents share rows, so there is little padding (`plan` assigns them, see dataset/packing.py). A piece of a document with
     n (input, target) pairs takes n positions: the target of a position is the next token of the same document. `document_ids`
-    separates the documents of a row: a position attends only to earlier ones of its document. Padding has document -1 and
+    separates the documents of a row: a position attends only to itself and earlier ones of its document. Padding has document -1 and
     no target (IGNORE, the ignore_index of torch's cross-entropy).
     """
     shape = (len(rows), plan.T)

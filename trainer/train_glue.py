@@ -143,7 +143,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     no_own_task = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
     own_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
     reasons = {
-        "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
+        "use_compile": "compiling needs batches of one length, which cost as much as it gains" if compiles else "",
         "num_seeds": no_training,
         "eval_all_checkpoints": no_evaluation,
         "evaluate_during_training": no_evaluation,
@@ -225,8 +225,8 @@ def check_earlier(settings: GlueSettings, out: Path, places: Mapping[str, Any], 
             replaced += out.glob(f"{name}/seed_*")
             if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
                 raise UserError(
-                    f"--out_dir: {out / name} holds results already: name another folder, replace them with "
-                    "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
+                    f"--out_dir: {out / name} already holds results: name another folder, replace them with "
+                    "--overwrite_output_dir 1, or continue them with --from_resume 1"
                 )
         for path in replaced:
             if model.resolve().is_relative_to(path.resolve()):

@@ -60,8 +60,8 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs. Returns the exit code. Errors: UserError for what the user can
-    mend; SystemExit for wrong flags."""
+    """The command as a function, for notebooks and other programs. Returns the exit code. Errors: UserError for what a user
+    can fix; SystemExit for wrong flags."""
     # start of the --budget clock
     restart_clock()
     return run_command(PretrainJob, *PretrainSettings.read(argv), argv)

@@ -4,9 +4,9 @@
     python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth
     torchrun --nproc_per_node 2 trainer/train_sft.py --data_path chats.jsonl             # data parallel
 
-A line of the data is {"conversations": [{"role": ..., "content": ...}, ...]} or {"messages": [...]}. Only what the
-assistant says is trained. Without data it learns questions on the documentation inside Python. `--help` lists the flags;
-docs/sft.md explains data, mask and what comes out.
+A line of the data is {"conversations": [{"role": ..., "content": ...}, ...]} or {"messages": [...]}. The loss covers
+only what the assistant says. Without data it learns questions on Python's documentation. `--help` lists the flags;
+docs/sft.md explains the data, the mask and the result.
 
 Read on in trainer/pretrain/command.py (job and Trainer), trainer/loop.py (the loop) and trainer/sft/job.py (what differs
 from pretraining).

@@ -1,6 +1,6 @@
 """Train a tokenizer: byte-level BPE, or WordPiece for ELECTRA.
 
-The committed model/tokenizer.json (a minute on two cores, 3.3 GB of memory), where $C is the folder of the corpora
+How model/tokenizer.json was made (a minute on two cores, 3.3 GB of memory), where $C is the folder of the corpora
 that docs/corpora.md describes:
     python trainer/train_tokenizer.py --out_dir model --vocab_size 6400 --sample_mb 90 \\
         --data_path $C/en_wiki.train.jsonl $C/en_novels.train.jsonl $C/zh_wiki.train.jsonl \\
@@ -11,7 +11,7 @@ On your own text:
     python trainer/train_tokenizer.py --data_path my_corpus.jsonl --vocab_size 6400 --out_dir out/my_tokenizer
     python trainer/train_tokenizer.py --type wordpiece --data_path my_corpus.jsonl --vocab_size 8192 --out_dir out/my_wordpiece
 
-Bytes per token of a tokenizer on texts (the share, :1, gives each a line of its own):
+Bytes per token of a tokenizer on texts (the share :1 gives each its own line):
     python scripts/inspect_data.py --tokenizer_path out/my_tokenizer --data_path one.jsonl:1 other.jsonl:1 --texts 0
 """
 
@@ -57,7 +57,7 @@ class SampleSettings(TextSettings):
     sample_mb: float = setting(
         60.0,
         check=positive(float),
-        help="size of the sample in MB (10^6 bytes of UTF-8), at most all the text; memory is 40 times it",
+        help="size of the sample in MB (10^6 bytes of UTF-8), at most all the text; takes 40 times as much memory",
     )
     weights: list[float] | None = setting(
         None,
@@ -81,22 +81,22 @@ class VocabularySettings(Settings):
 
     out_dir: str = setting(
         MISSING,
-        help="the folder that gets tokenizer.json and tokenizer_config.json, of WordPiece vocab.txt too",
+        help="folder for tokenizer.json and tokenizer_config.json, with WordPiece also vocab.txt",
         first=True,
     )
     type: str = setting(
         BPE,
         choices=(BPE, WORDPIECE),
-        help="bpe: byte-level, for the main trainer; wordpiece: as BERT's, for trainer/train_electra.py",
+        help="bpe: byte-level, for train_pretrain.py; wordpiece: like BERT's, for train_electra.py",
     )
-    lower_case: bool = switch(True, help="wordpiece: lower-case the text and strip its accents, as bert-base-uncased")
+    lower_case: bool = switch(True, help="wordpiece: lower-case the text and strip its accents, like bert-base-uncased")
     vocab_size: int = setting(
         6400, check=positive(int), help="number of entries, special tokens and (bpe) the 256 bytes included", first=True
     )
     pieces: str = setting(
         "llama-bpe",
         choices=tuple(PIECE_RULES),
-        help="bpe: the rule that cuts text into pieces, both known to llama.cpp and Ollama; qwen2: each digit is a piece",
+        help="bpe: rule that splits text into pieces, both known to llama.cpp and Ollama; qwen2: each digit is a piece",
     )
 
     def check(self) -> None:

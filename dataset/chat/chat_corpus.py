@@ -1,4 +1,4 @@
-"""Fine-tuning data: conversations, of which only the answers are trained."""
+"""Fine-tuning data: conversations, with a loss on the answers only."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,7 +20,7 @@ class ChatCorpus(Corpus):
     Errors: as Corpus.
     """
 
-    nothing_to_train = "no answer begins within --max_seq_len, which may be too small"
+    nothing_to_train = "no answer starts within --max_seq_len, which may be too small"
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
@@ -55,7 +55,7 @@ class ChatCorpus(Corpus):
         return super()._epoch_plan(documents[self._targets[documents] > 0], epoch, self._targets)
 
     def truncation_report(self, plan: RowPlan) -> list[str]:
-        """A line about trained conversations that are longer than a row, if any."""
+        """A line about training conversations that are longer than a row, if any."""
         lengths = np.diff(self.store.offsets)[self.documents]
         longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
@@ -64,7 +64,7 @@ class ChatCorpus(Corpus):
         trained = self._targets[longer]
         lost = int(total.sum(dtype=np.int64)) - int(trained.sum(dtype=np.int64))
         return [
-            f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
-            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((trained == 0).sum()), 'conversation')} without "
-            "an answer that begins before"
+            f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} exceed --max_seq_len {self.max_seq_len} and "
+            f"are cut: answers lose {counted(lost, 'token')}; skipped, since no answer is left: "
+            f"{counted(int((trained == 0).sum()), 'conversation')}"
         ]

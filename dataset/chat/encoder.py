@@ -12,7 +12,7 @@ special tokens:
 The text is also cut where an answer starts. Then the ids of the question and of "assistant\\n" do not depend on the
 answer: a model is trained on the same ids that it is prompted with.
 
-Only the assistant's messages are trained. The template writes each turn as <|im_start|>, the role and a line break, the
+Only the assistant's messages have a loss. The template writes each turn as <|im_start|>, the role and a line break, the
 text, <|im_end|>. Text of messages never becomes one of these two tokens, so they mark where a turn starts and ends, also
 in a row that several conversations share.
 

@@ -1,4 +1,4 @@
-"""ELECTRA's examples: two segments of neighbouring lines of one document, masked anew in every epoch.
+"""ELECTRA's examples: two segments of neighbouring lines of one document, masked afresh in every epoch.
 
 Lines of a document are gathered up to a target length, then split into a first and a second segment. What does not fit
 starts the next example, so every token is in exactly one example of an epoch. The grouping of lines depends on the data,

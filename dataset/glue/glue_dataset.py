@@ -51,14 +51,14 @@ class Example(NamedTuple):
 
 
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
-    """The Examples of a file. Errors: DataError that names file and line, also where there is no example; OSError."""
+    """The Examples of a file. Errors: DataError that names file and line, also if there is no example; OSError."""
     is_json = path.suffix.lower() == ".jsonl"
     if not is_json and path.suffix.lower() not in (".tsv", ".txt"):
         raise DataError(f"{path}: expected a .tsv with a header or a .jsonl: convert the file")
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    # Blank lines at the end are no rows, except where a row is one text, which may be empty.
+    # Blank lines at the end are no rows, unless a row is one text, which may be empty.
     content = content.rstrip(b"\r\n") if b"\t" in content else content.removesuffix(b"\n")
     # Not splitlines(): a sentence may hold a U+2028.
     lines = content.split(b"\n")

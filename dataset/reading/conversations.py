@@ -17,7 +17,7 @@ from typing import Any
 
 from dataset.reading.faults import BadLine
 
-# `text_field` where a document is a conversation, which a line has in one of the FIELDS
+# `text_field` if a document is a conversation, which a line has in one of the FIELDS
 CONVERSATION = "conversations or messages"
 FIELDS = ("conversations", "messages")
 ROLES = ("system", "user", "assistant", "tool")

@@ -11,7 +11,7 @@ from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import BOM, LineReader, Stream
 
 
-# `next` asks the csv module for a row, and the module pulls the row's lines from `lines_of_row`: several, where a quoted
+# `next` asks the csv module for a row, and the module pulls the row's lines from `lines_of_row`: several, if a quoted
 # field holds line breaks. So the module decides where a row ends. This function does the rest:
 #
 # 1. The line number of a row. Before each row the LineReader has read exactly the lines of the rows before, so the row

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import functools
 import glob
 import hashlib
 import itertools
@@ -247,20 +248,22 @@ def _files_of(path: Path) -> list[Path]:
             if error.errno != errno.EINVAL:
                 reason = f"cannot be read ({error.strerror})"
         raise DataError(f"{path}: {reason}")
-    # A dict deduplicates: `data/**` matches a file and also its folder.
-    found: dict[Path, None] = {}
+    # {(real folder, name): file}: a pattern may match a file, its folder, and links to one of its folders.
+    found: dict[tuple[str, str], Path] = {}
+    real_path = functools.cache(os.path.realpath)
     seen: set[str] = set()
     for match in matches:
         if not match.is_dir():
-            found[match] = None
+            found.setdefault((real_path(match.parent), match.name), match)
             continue
         below: list[Path] = []
         for place, names in _walk(match, seen):
             names = _without_old_shards(place, names) if "state.json" in names else names
             below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
         all_files = set(below)
-        found |= {match / file: None for file in below if not is_own_output(file, all_files)}
-    return list(found)
+        for file in (match / file for file in below if not is_own_output(file, all_files)):
+            found.setdefault((real_path(file.parent), file.name), file)
+    return list(found.values())
 
 
 def _walk(top: str | Path, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
@@ -328,11 +331,11 @@ def expand_user(path: str | Path) -> Path:
 def _require_file(path: Path) -> None:
     """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
     if not path.is_file():
-        raise DataError(f"{path}: a link to nothing (is a disk not mounted?), or a pipe: write it to a file first")
+        raise DataError(f"{path}: a broken link (is a disk not mounted?), or a pipe: write it to a file first")
 
 
 def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
-    """True for a file that a run, a token store, a model or a cache left among the data.
+    """True for a file that a run, its tracker, a token store, a model or a cache left among the data.
 
     below: its path relative to the named folder. all_files: those of all files in it.
     """
@@ -345,6 +348,9 @@ def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
         return True
     # Only below the named folder: the user wants that one, whatever its name.
     if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
+        return True
+    # runs of the trackers
+    if re.search(r"(^|/)(wandb|swanlog)/(latest-run|(offline-)?run-[^/]*)/", below.as_posix()):
         return True
     # files that identify a token store, a model, a tokenizer
     marks: list[tuple[str, ...]] = [("meta.json", "tokens.bin")]

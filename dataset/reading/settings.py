@@ -32,11 +32,11 @@ class DocumentSettings(TextSettings):
 
     # None: not given. Then False, or the value with which the initial weights were trained.
     parse_special_tokens: bool | None = switch(
-        None, help="<|im_start|> and the like inside a text become special tokens, not text (default: False)"
+        None, help="special tokens spelt out in a text, such as <|im_start|>, become special tokens (default: False)"
     )
     deduplicate: str = setting(
         OFF,
         choices=(OFF, EXACT, NEAR),
-        help="leave out documents that are copies of earlier ones: exact, to the letter; near, also those that share three "
-        "quarters of their runs of five characters (pip install rensa)",
+        help="leave out copies of earlier documents; exact: identical texts; near: also texts that share three quarters of their "
+        "runs of five characters (pip install rensa)",
     )

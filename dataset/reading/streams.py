@@ -61,7 +61,7 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
     compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, beginning)), "")
     if named and not compression:
         raise DataError(
-            f"{path}: not compressed, or damaged: it does not begin like a {named} file; fetch it again, or take {named} off the "
+            f"{path}: not compressed, or damaged: it does not start like a {named} file; fetch it again, or take {named} off the "
             "name of a plain file"
         )
     if compression == ".zst":
@@ -78,7 +78,7 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
         except damage as error:
             raise DataError(
                 f"{path}: the compressed file is damaged, cut off, or takes more than {WINDOW_BYTES >> 30} GB of memory ({error}); "
-                "fetch it again, or compress it anew with a smaller window"
+                "fetch it again, or compress it again with a smaller window"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """`--deduplicate`: which documents of the sources are copies of earlier ones.
 
 The stores stay complete; a run leaves the copies out of its rows. The first of several copies stays, in the order of
-`--data_path`, so a later source loses what an earlier one has. Exact copies are found at each start by the hashes in
+`--data_path`, so a later source loses documents that an earlier one has. Exact copies are found at each start by the hashes in
 the stores. Finding near copies takes minutes, so they are cached beside the stores.
 """
 
@@ -56,10 +56,10 @@ def copies_among(
     for store, (lo, hi) in zip(stores, pairwise(np.cumsum([0, *map(len, stores)])), strict=True):
         n_copies = int(is_copy[lo:hi].sum())
         n_exact = int(exact.is_exact[lo:hi].sum())
-        nearly = f", {n_copies - n_exact:,} nearly" if method == NEAR else ""
+        near = f", {n_copies - n_exact:,} near" if method == NEAR else ""
         notices.append(
             f"{store.source_name}: {n_copies:,} of {counted(len(store), 'document')} ({n_copies / len(store):.1%}) are copies of "
-            f"earlier ones ({n_exact:,} to the letter{nearly}) and are left out"
+            f"earlier ones ({n_exact:,} exact{near}) and are left out"
         )
     return is_copy, fingerprint, notices
 

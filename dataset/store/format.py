@@ -143,7 +143,7 @@ Tokens = Ints | JoinedTokens
 class DigestCheck:
     """Compares the SHA-256 of each large store's tokens.bin with the one in its meta.json, in a background thread.
 
-    The thread starts with the first call, so that processes forked before it have none. Hashing releases the GIL to the training.
+    The thread starts with the first call, so that processes forked before it have none. Hashing releases the GIL.
     """
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:

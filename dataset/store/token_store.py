@@ -1,12 +1,12 @@
-"""A corpus as token ids on disk: tokenised once, memory-mapped ever after.
+"""A corpus as token ids on disk: tokenised once, memory-mapped from then on.
 
 A store is a folder of plain binary files and a meta.json (format.py). Its name has a digest of the data's content, the
-tokenizer and the options, so that an edit or another tokenizer never gets an old store.
+tokenizer and the options, so that an old store is never used after an edit or with another tokenizer.
 
 Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
 and the options only: block boundaries follow from the content of the files, and results are appended in block order,
 whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
-that holds the lock of that name, which first removes what killed builds of this source and of others have left. A
+that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
 rename makes it a store once it is complete and on disk.
 
 `hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
@@ -190,7 +190,7 @@ def _tokenise(
     """Write the documents of the files. Errors: DataError, OSError."""
     name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
     source_bytes = sum(size for _, size, *_ in stats)
-    # Without fork each process imports torch anew, 0.3 GB.
+    # Without fork each process imports torch again, 0.3 GB.
     most_procs = usable_cores() if sys.platform == "linux" else min(usable_cores(), 4)
     num_procs = num_procs or min(most_procs, max(1, source_bytes // BYTES_PER_PROCESS))
     if progress:
@@ -387,7 +387,7 @@ def open_store(folder: Path, report: bool = False) -> TokenStore | None:
         return TokenStore(folder)
     except (ValueError, OSError) as error:
         if report:
-            announce(f"{folder} is damaged ({error}); it is made anew")
+            announce(f"{folder} is damaged ({error}); it is rebuilt")
         return None
 
 
@@ -399,6 +399,6 @@ def first_writable(places: list[Path]) -> Path:
             with tempfile.TemporaryFile(dir=place):
                 pass
             if place != places[0]:
-                announce(f"{places[0]} cannot be written: {place} is used")
+                announce(f"{places[0]} cannot be written to: using {place}")
             return place
-    raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
+    raise DataError(f"{places[0]} cannot be written to; --cache_dir names a folder for the token store")

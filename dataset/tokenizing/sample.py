@@ -42,7 +42,8 @@ def draw_sample(
         # Spread evenly over the source; with a share above 1 texts repeat. After i texts ceil(i * share) have been
         # yielded. Texts are counted, not bytes: taking one whenever the sample falls behind in bytes would favour long ones.
         for i, text in enumerate(_texts(files, options.text_field, BadLines())):
-            for _ in range(math.ceil((i + 1) * share) - math.ceil(i * share)):
+            # 1e-9: a share of 1.0000000000000002 repeats no text.
+            for _ in range(math.ceil((i + 1) * share - 1e-9) - math.ceil(i * share - 1e-9)):
                 yield text
 
 

@@ -57,8 +57,8 @@ def unnamed_tokenizer_warning(weight: Path) -> str:
     """The warning for a weight that is read with DEFAULT, and whose .json names no vocabulary."""
     # Weights of this repository name one; the public code has another tokenizer of the same size.
     return (
-        f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is taken: name its own "
-        "with --tokenizer_path"
+        f"warning: {weight} does not say which tokenizer it was trained with, so the one in model/ is used: if that is "
+        "wrong, name its own with --tokenizer_path"
     )
 
 
@@ -110,8 +110,8 @@ def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, ignored: 
     share = float(is_unknown.mean())
     if share > MAX_UNKNOWN_SHARE:
         raise DataError(
-            f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
-            "language or model, or its vocabulary is not whole"
+            f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is for another "
+            "language or model, or its vocabulary is incomplete"
         )
 
 

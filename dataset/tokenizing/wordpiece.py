@@ -45,7 +45,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
             raise ValueError(f"{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
         for token in WORDPIECE_TOKENS:
             if token not in lines:
-                raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+                raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token per line")
         tokenizer = wordpiece(lines, lower_case)
     highest = max(tokenizer.get_vocab().values())
     # Models have one embedding per entry.

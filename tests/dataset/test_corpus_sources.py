@@ -82,7 +82,7 @@ def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
     for paths in ([path, path], [f"{path}:0.5", f"{path}:0.5"], [path, str(tmp_path)]):
         corpus = Corpus(paths, encoder, max_seq_len=16, seed=0, progress=False)
         assert corpus.notices == [
-            f"warning: --data_path names {path} 2 times: without --deduplicate its documents are trained as often in an epoch"
+            f"warning: --data_path names {path} 2 times: without --deduplicate its documents are repeated that often in an epoch"
         ]
 
 

@@ -200,7 +200,7 @@ def test_a_run_of_few_rows_takes_few(n_sources, n_rows, monkeypatch):
 def test_a_run_of_too_many_passes_is_refused():
     arguments = ["a:0.7..0.2:x1000", "b:0.3..0.8:x1000"]
     for length in ({"n_rows": 10**6}, {"epochs": 2}):
-        with pytest.raises(DataError, match=r"about \d,\d{3} passes over [ab], and at most 1,000 are planned"):
+        with pytest.raises(DataError, match=r"about \d,\d{3} passes over [ab], and at most 1,000 are possible"):
             mixture(arguments, random_lengths(7, (300, 200)), **length)
 
 

@@ -77,7 +77,7 @@ class OutOfResources(Exception):
 
 
 GPU = torch.device("cuda", 0)
-WITH_A_MASK = "attention: PyTorch's own with a mask, which takes longer"
+WITH_A_MASK = "attention: PyTorch's own with a mask, which is slower"
 IN_TILES = "attention: FlexAttention in tiles"
 NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 

@@ -1,4 +1,4 @@
-"""First weights that copy. Reference: what two heads with the textbook's patterns do to a text that is said twice."""
+"""Induction heads. Reference: what two heads with the textbook's patterns do to a text that is said twice."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 @pytest.mark.parametrize("shape", [(64, 2, 1, 1), (96, 2, 1, 1), (128, 4, 2, 1), (256, 3, 4, 2)])
 def test_a_text_said_twice_is_expected_the_second_time(shape):
-    """And only by these first weights: other ones know nothing of it."""
+    """And only by these initial weights: other ones know nothing of it."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     config = MiniMindConfig(**dict(zip(names, shape, strict=True)))
     once = torch.randint(3, config.vocab_size, (2, 100), generator=torch.Generator().manual_seed(1))

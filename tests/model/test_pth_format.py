@@ -161,7 +161,7 @@ def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
         ({KEY: None}, f'Missing key.*"{KEY}"'),
         ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
         ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
-        ({"lm_head.weight": lambda t: t + 1}, "has to say .tie_word_embeddings.: false"),
+        ({"lm_head.weight": lambda t: t + 1}, "must say .tie_word_embeddings.: false"),
         ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK),
         ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
         ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has NaN"),
@@ -195,7 +195,7 @@ def test_a_config_that_is_none_or_of_another_model(path):
     path.with_suffix(".json").write_text(json.dumps(model.config.to_dict()))
     for changes, match in (
         ({"num_hidden_layers": 50_000_000}, "num_hidden_layers is 50000000, with 21 tensors in all"),
-        ({"num_hidden_layers": "8"}, "num_hidden_layers='8' is no whole number"),
+        ({"num_hidden_layers": "8"}, "num_hidden_layers='8' is not a whole number"),
         ({"num_hidden_layers": 2, "vocab_size": -1}, "not the weights of this config: .*negative"),
         ({"vocab_size": 61, "weights_sha256": 8}, "its SHA-256 is not the one"),
     ):

@@ -190,7 +190,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         export_hf.main(["--weight", str(tmp_path / "small.pth"), "--out_dir", str(tmp_path / "small")])
     model = tiny_model(**SIZE, generation="minimind3", use_moe=True, n_shared_experts=1)
     save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "odd")
-    with pytest.raises(UserError, match="shared experts has no twin"):
+    with pytest.raises(UserError, match="shared experts has no equivalent"):
         export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
 
 

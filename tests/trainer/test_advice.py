@@ -44,4 +44,4 @@ def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch,
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_NOTES", 100)
     train(out_dir=tmp_path / "b", **options)
     printed = capsys.readouterr().out
-    assert "learn most with updates of about" in printed and "note: --learning_rate 1e-07" in printed
+    assert "learn best with updates of about" in printed and "note: --learning_rate 1e-07" in printed

@@ -101,8 +101,8 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
         return
     # The last evaluation and the last samples come behind a save.
     at_end = stage in ("evaluation", "samples")
-    saved = "is intact, and --from_resume 1 goes on from there" if at_end else "no checkpoint was saved yet"
-    assert "try half of --batch_size" in said and saved in said
+    saved = "is intact, and --from_resume 1 continues from there" if at_end else "no checkpoint was saved yet"
+    assert "try half the --batch_size" in said and saved in said
 
 
 # -------------------------------------------------------------------------------------------- a real limit

@@ -19,7 +19,7 @@ from transformers import (
 
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, before_update, command_line, complaint, trainers_that_fit
+from tests.helpers import ROOT, before_update, command_line, complaint, stopped_after, trainers_that_fit
 from trainer import train_electra
 from trainer.electra.job import VAL_SEED, ElectraJob
 from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
@@ -201,7 +201,9 @@ def test_all_intervals_count_updates(data, tmp_path):
 
 def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp_path, capsys):
     """References: for the weights a run without it, for the last look a forward pass."""
-    run = train(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2)
+    with stopped_after(5):
+        train_electra.main(flags(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2))
+    run = train(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2, from_resume=1)
     assert capsys.readouterr().out.count("--- sample from ") == 3
     assert equal(weights(run), weights(train(**data, out_dir=tmp_path / "b", accumulation_steps=2)))
     shown = log_lines(tmp_path / "a", "text")

@@ -175,7 +175,7 @@ def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     fine_tune(place, tmp_path, epochs=1)
     old = (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text()
     assert json.loads(old)["seed"] == 42
-    assert "holds results already" in complaint(capsys, place, tmp_path, epochs=1)
+    assert "already holds results" in complaint(capsys, place, tmp_path, epochs=1)
     assert (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text() == old
     found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
     assert not (tmp_path / "cola" / "seed_42").exists() and found["cola"]["seeds"].keys() == {"7"}

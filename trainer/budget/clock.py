@@ -6,7 +6,7 @@ to zero. A run that is cut off before the decay gives a much worse model. So the
 
 The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
 time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay the constant
-phase gets shorter or longer, and the decay shorter where nothing is left of that phase. Within the decay, the rate goes on
+phase gets shorter or longer, and the decay shorter where nothing is left of that phase. Within the decay, the rate falls
 from its current value to zero at the new end. As long as nothing moves, a resume trains the same updates.
 
 An update that takes far longer than the others is a pause, not a sign of a slow machine: the program was stopped by
@@ -74,7 +74,7 @@ class Course:
         """The course with another end, decided after `update` updates."""
         end = max(end, update + NEAREST_END)
         if update >= self.fall_from:
-            # The rate goes on from where it is, without a jump.
+            # The rate continues from where it is, without a jump.
             return Course(update, end, self.factor(update))
         # The decay keeps its length if there is room for it.
         fall_from = max(end - (self.end - self.fall_from), update)

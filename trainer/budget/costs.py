@@ -66,7 +66,7 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 # 0.56 s at first and 0.33 s in the run.
 TIMED_SHARE = 0.01
 MOST_TIMED_S = 10.0
-# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but at
+# Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
 # least about FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02

@@ -37,7 +37,7 @@ POWER_OF_DEPTH = 5
 # TOKENS_OF_DEPTH of models with three layers, from two runs
 TOKENS_OF_THREE_LAYERS = 22e6
 # Maximum relative gain of `--init_scheme induction`, and the tokens at half of it. It replaces GAIN_OF_DEPTH, and is a little larger.
-# Runs of 0.8 to 15 M parameters and 2 to 75 M tokens; docs/experiments.md, "First weights that copy".
+# Runs of 0.8 to 15 M parameters and 2 to 75 M tokens; docs/experiments.md, "Induction heads".
 GAIN_OF_INDUCTION = 0.135
 GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.09
 TOKENS_OF_INDUCTION = 8.6e5

@@ -38,7 +38,7 @@ LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
 # A plan that uses less of its budget has too little text for it.
 USED_SHARE = 0.9
-# Saves of a run; more where they would be further apart than the seconds below.
+# Saves of a run; more if they would be further apart than the seconds below.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
@@ -103,7 +103,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
-    # Only where the planner has changed it: a default need not be named.
+    # Only if the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda" and "save_minutes" not in costs.given:
@@ -203,22 +203,22 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     if limit is not None and used < USED_SHARE * limit:
         lines.append(
             f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
-            "since a model that reads it more often learns it by heart; more text would use the rest"
+            "since a model that reads it more often memorises it; more text would use the rest"
         )
     for part in costs.data.parts:
         passes = part.passes(plan.tokens)
         if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
-                f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
+                f"warning: {part.name} is read {passes:.0f} times, and a model memorises what it reads so "
                 f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
-            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} documents, of copies of one, or where it would be "
+            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
     command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)
-    return [*lines, "the same by flags:", f"  {command}"]
+    return [*lines, "the same run by flags:", f"  {command}"]
 
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
@@ -273,7 +273,7 @@ def as_text(value: object) -> str:
 
 
 def plan_path(stem: Path) -> Path:
-    """The path of a run's plan. stem: the path of the run's files without their endings."""
+    """The path of a run's plan. stem: the path of the run's files without suffix."""
     return stem.with_name(f"{stem.name}.plan.yaml")
 
 
@@ -310,8 +310,8 @@ def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[
     if plans:
         path, before = plans[0]
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same to go on with it; start without "
-            "--from_resume; or go on with an unplanned run by its --hidden_size and --max_updates"
+            f"{path} is the plan of a run that was started with {budget_flag(before)}: give the same to continue it; start without "
+            "--from_resume; or continue an unplanned run with its --hidden_size and --max_updates"
         )
     return None
 
@@ -322,7 +322,7 @@ def budget_flag(settings: PretrainSettings) -> str:
 
 
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
-    """Checks a resume without a budget. Errors: UserError where the run was planned and would end elsewhere, or where a new run of
+    """Checks a resume without a budget. Errors: UserError if the run was planned and would end elsewhere, or where a new run of
     the default width would start beside it."""
     # None: a folder of weights sets the width
     if settings.hidden_size is None:

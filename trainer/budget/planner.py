@@ -71,7 +71,7 @@ LONG_DOCUMENTS = 0.8
 NEAR = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Candidate micro-batches of an update where the user gives their rows
+# Candidate micro-batches of an update if the user gives their rows
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # A run of fewer updates is not worth a plan.
 FEWEST_UPDATES = 20
@@ -110,10 +110,10 @@ def plan_run(
         with wait_for_all_ranks(ranks), user_errors():
             # On each rank: paths may differ between machines.
             resumed = dataclasses.replace(settings, **planned)
-        on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
+        on_main(ranks, lambda: announce(f"using the plan of the first start: {path}"))
         return None if settings.dry_run else resumed
     given = {*given, *settings.fixed_in_plans}
-    on_main(ranks, lambda: announce("planning: this machine is measured and the text is counted"))
+    on_main(ranks, lambda: announce("planning: measuring this machine and counting the text"))
     with user_errors():
         config = None
         folder = settings.weight_folder()
@@ -142,7 +142,7 @@ def plan_run(
         times = math.ceil(plan.tokens / data.most_tokens)
         raise UserError(
             f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-            f"{quantity(data.most_tokens)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
+            f"{quantity(data.most_tokens)}: allow {times} times as many passes (x{times} after each share, repeat: {times} in a "
             "--mixture file, where there is one now), or give a smaller budget"
         )
     # Ranks that evaluated or saved at different updates would deadlock.
@@ -167,7 +167,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         )
     if settings.from_weight != "none" and "learning_rate" not in given:
         raise UserError(
-            "--from_weight with a budget: add --learning_rate, since the rates of a plan are those of fresh weights (2e-5 is "
+            "--from_weight with a budget: add --learning_rate, since the rates of a plan are for fresh weights (2e-5 is "
             "usual for public weights)"
         )
 
@@ -175,7 +175,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
 def look_at_machine(
     settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
 ) -> tuple[PretrainSettings, Machine]:
-    """Time matrix products. The settings get float32 where the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
+    """Time matrix products. The settings get float32 if the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
     ranks, device = surroundings.ranks, surroundings.device
     dtype, _ = pick_dtype(settings.dtype, device)
     dtypes = [dtype]
@@ -191,7 +191,7 @@ def look_at_machine(
     rate, *in_float32 = on_main(ranks, lambda: own_rates)
     if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
         gain = in_float32[0] / rate
-        line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+        line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
         on_main(ranks, partial(announce, f"planning: {line}"))
         settings = dataclasses.replace(settings, dtype="float32")
         dtype, rate = torch.float32, in_float32[0]
@@ -231,7 +231,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
 
 
 def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
-    """The costs with rows of LONG_ROW positions, where the user leaves it open and WORTH_LONG_ROWS is met; else unchanged. A collective.
+    """The costs with rows of LONG_ROW positions, if the user leaves it open and WORTH_LONG_ROWS is met; else unchanged. A collective.
 
     In longer rows a token sees more of its document, and costs more.
     """
@@ -325,7 +325,7 @@ def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
 
 
 def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans of each width whose numbers of layers suit their tokens; where none does, those that come nearest.
+    """The plans of each width whose numbers of layers suit their tokens; if none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens need fewer layers: so all numbers of layers are planned.
     """
@@ -344,7 +344,7 @@ def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
-    """The plan for one size; None where the budget buys too few updates, or the memory has no room for a row. cut: None: choose
+    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. cut: None: choose
     the best."""
     data = costs.data
     choices = cuts(config, costs) if cut is None else [cut]
@@ -399,7 +399,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     elif steps is not None:
         found = [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
     else:
-        # rows of the whole update where the ranks can share them, else of each rank
+        # rows of the whole update if the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
         found = [
             Cut(micro_rows * sharing, rows // micro_rows, at_once)
@@ -433,11 +433,11 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
 
 
 def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
-    """The message where no model can be trained."""
+    """The message if no model can be trained."""
     data = costs.data
     rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
     if rows is None:
-        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
+        return "the memory is too small to train any model: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.
     if costs.tokens is None and data.most_passes * data.unique < FEWEST_UPDATES * data.tokens_of_update(rows):
         # As full rows: one row of text does not show how full the rows of more text would be.
@@ -449,8 +449,8 @@ def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
         )
     passed = ""
     if costs.seconds_left is not None:
-        passed = f" ({seconds_since_start():.0f} s had passed before the plan; fewer the next time if the text was new)"
+        passed = f" ({seconds_since_start():.0f} s had passed before planning; less the next time if the text was new)"
     return (
-        f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
+        f"this budget is too small to train any model{passed}: raise it, or drop flags that fix the size, "
         "the batch or the evaluations"
     )

@@ -407,7 +407,7 @@ def open_vocabulary(
     settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or a WordPiece one trained on the data; a resume reuses that of its start.
-    stem: the path of the run's files without their endings. Errors: ValueError."""
+    stem: the path of the run's files without suffix. Errors: ValueError."""
     if settings.vocab_path:
         return load_wordpiece(expand_user(settings.vocab_path), settings.lower_case)
     # Training on the same data would give the same one.

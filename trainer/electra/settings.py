@@ -51,7 +51,7 @@ def percents(text: str) -> list[float]:
     """25,50,100 -> [25.0, 50.0, 100.0]"""
     values = [float(part) for part in text.split(",")]
     if not all(0 < value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(f"{text}: percents of the run, above 0 and at most 100, as in 25,50,100")
+        raise argparse.ArgumentTypeError(f"{text}: percents of the run, above 0 and at most 100, such as 25,50,100")
     return values
 
 
@@ -69,13 +69,13 @@ class ElectraOutput(OutputSettings):
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],
         check=percents,
-        help="percents of the run at which both networks are saved, as 25,50,100",
+        help="percents of the run at which both networks are saved, such as 25,50,100",
     )
     save_steps: int = setting(
-        0, check=not_negative(int), help="updates between networks in checkpoint-{update}; 0: none"
+        0, check=not_negative(int), help="updates between saved networks, in checkpoint-{update}; 0: none"
     )
     example_interval: int = setting(
-        0, check=not_negative(int), help="updates between samples: an example with the predictions for it; 0: none"
+        0, check=not_negative(int), help="updates between printed examples with predictions; 0: none"
     )
 
 
@@ -85,27 +85,27 @@ class NetworkSettings(Settings):
 
     size: str = setting("small", choices=tuple(SIZES), help="published configuration", first=True)
     hidden_size: int | None = setting(None, check=positive(int), help="width of the discriminator")
-    num_hidden_layers: int | None = setting(None, check=positive(int), help="of each network")
-    num_attention_heads: int | None = setting(None, check=positive(int), help="of the discriminator")
+    num_hidden_layers: int | None = setting(None, check=positive(int), help="layers of each network")
+    num_attention_heads: int | None = setting(None, check=positive(int), help="heads of the discriminator")
     intermediate_size: int | None = setting(None, check=positive(int), help="FFN width of the discriminator")
-    embedding_size: int | None = setting(None, check=positive(int), help="of both networks")
-    generator_divisor: int | None = setting(None, check=positive(int), help="of the generator's width, heads and FFN")
+    embedding_size: int | None = setting(None, check=positive(int), help="embedding size of both networks")
+    generator_divisor: int | None = setting(None, check=positive(int), help="width, heads, FFN / this: the generator's")
     generator_config: str | None = setting(
-        None, metavar="FILE", help="JSON of an ElectraConfig, in place of the flags above"
+        None, metavar="FILE", help="JSON of an ElectraConfig, instead of the flags above"
     )
-    discriminator_config: str | None = setting(None, metavar="FILE", help="the same of the discriminator")
+    discriminator_config: str | None = setting(None, metavar="FILE", help="the same for the discriminator")
     init_std: float = setting(
         0.02,
         check=positive(float, most=10),
-        help="of random weights; narrow networks learn sooner with 1 / sqrt(width)",
+        help="standard deviation of random weights; narrow networks learn sooner with 1 / sqrt(width)",
     )
     position_init: str = setting(
-        "normal", choices=("normal", "sinusoidal"), help="with sinusoidal ones attention finds the neighbours sooner"
+        "normal", choices=("normal", "sinusoidal"), help="with sinusoidal, attention finds neighbours sooner"
     )
-    dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
+    dropout: float = setting(0.1, check=fraction, help="dropout on hidden states and attention")
 
     def network_sizes(self) -> dict[str, int]:
-        """The flags of NETWORK_SIZES, as published where not given."""
+        """The flags of NETWORK_SIZES, as published if not given."""
         given = {name: getattr(self, name) for name in NETWORK_SIZES if getattr(self, name) is not None}
         return {name: getattr(SIZES[self.size], name) for name in NETWORK_SIZES} | given
 
@@ -117,7 +117,7 @@ class ElectraData(TextSettings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help="as train_pretrain.py's, without shares; in .txt and source code a blank line ends a document "
+        help="like train_pretrain.py's, without shares; in .txt and source code a blank line ends a document "
         "(default: the embedded corpus)",
         first=True,
     )
@@ -128,7 +128,7 @@ class ElectraData(TextSettings):
     lower_case: bool = switch(True, help="lower-case the text (no effect on a tokenizer folder)")
     # Filled in from the size if not given.
     max_seq_len: int = setting(None, check=at_least(5, "for two segments"), help="positions (default: the size's)")
-    mask_share: float = setting(None, check=open_fraction, help="of the positions (default: the size's)")
+    mask_share: float = setting(None, check=open_fraction, help="share to mask (default: the size's)")
     mask_style: str = setting("electra", choices=("electra", "bert"), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
 
 
@@ -142,12 +142,12 @@ class ElectraTraining(OptimizerSettings):
     learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
     muon_lr: float = with_default(OptimizerSettings, "muon_lr", MUON_RATE)
     # None is replaced by the drawn seed.
-    seed: int = setting(42, check=seed_or_none, help="of weights, data order and masks; None: a random one")
-    lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
+    seed: int = setting(42, check=seed_or_none, help="seed of weights, order and masks; None: random")
+    lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="learning rate over the run")
     warmup_steps: int | None = setting(
         None, check=not_negative(int), help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
     )
-    adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
+    adam_bias_correction: bool = switch(True, help="0: use Adam's moments uncorrected, like the original code")
     adam_epsilon: float = setting(1e-6, check=positive(float), help="added to the root of the second moment")
     sampling: str = setting(
         "multinomial",

@@ -436,7 +436,7 @@ def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str
 
     found = predicted(task, logits)
     if task.is_regression and (np.ptp(labels) == 0 or not np.ptp(found) > 0):
-        # A correlation is undefined where one side is constant (or not finite).
+        # A correlation is undefined if one side is constant (or not finite).
         return dict.fromkeys(task.metrics, math.nan)
     by_name = {
         "accuracy": metrics.accuracy_score,

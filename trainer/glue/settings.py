@@ -31,12 +31,12 @@ class EncoderSettings(Settings):
 
     model_path: str = setting(
         str(ROOT / "out" / "electra_small" / "discriminator"),
-        help="folder of save_pretrained, or a Hugging Face name that is in the local cache",
+        help="folder from save_pretrained, or a Hugging Face name in the local cache",
         aliases=("--model_name_or_path",),
         first=True,
     )
-    from_scratch: bool = switch(False, help="random weights of that folder's config: what pretraining is worth")
-    dropout: float | None = setting(None, check=fraction, help="of all parts (default: as the model's config says)")
+    from_scratch: bool = switch(False, help="random weights of that shape: shows what pretraining is worth")
+    dropout: float | None = setting(None, check=fraction, help="dropout of all parts (default: the model's config)")
 
 
 @dataclass(kw_only=True)
@@ -68,7 +68,7 @@ class TaskSettings(Settings):
 class OwnTaskSettings(Settings):
     """a task of your own"""
 
-    kind: str | None = setting(None, choices=tuple(METRICS), help="examples have a class, or a score")
+    kind: str | None = setting(None, choices=tuple(METRICS), help="examples have a class or a score")
     train_file: str | None = setting(None, help=".tsv, or .jsonl; its labels, sorted, are the classes")
     dev_file: str | None = setting(None, help="examples to evaluate on, in the same format")
     test_file: str | None = setting(None, help="examples for --do_predict, in the same format without labels")
@@ -84,23 +84,23 @@ class FineTuningSettings(UpdateSettings):
     epochs: float | None = setting(
         None,
         check=positive(float),
-        help="passes over the data, as 3 or 0.5 (default: 3, of RTE and STS-B 10)",
+        help="passes over the data, such as 3 or 0.5 (default: 3; RTE and STS-B 10)",
         aliases=("--num_train_epochs",),
         first=True,
     )
-    max_steps: int = setting(-1, check=at_least(-1, "(no limit)"), help="updates, in place of --epochs; -1: no limit")
+    max_steps: int = setting(-1, check=at_least(-1, "(no limit)"), help="updates, instead of --epochs; -1: no limit")
     batch_size: int = with_default(UpdateSettings, "batch_size", 32, ("--per_gpu_train_batch_size",))
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1, ("--gradient_accumulation_steps",))
     grad_clip: float = with_default(UpdateSettings, "grad_clip", 1.0, ("--max_grad_norm",))
     learning_rate: float = with_default(UpdateSettings, "learning_rate", 1e-4)
     num_seeds: int = setting(1, check=positive(int), help="runs of a task: --seed, --seed + 1 ...", first=True)
-    lr_schedule: str = setting("separate_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
-    warmup_share: float = setting(0.1, check=fraction, help="of the run, for the warm-up")
-    warmup_steps: int | None = setting(None, check=not_negative(int), help="updates, in place of --warmup_share")
+    lr_schedule: str = setting("separate_linear", choices=tuple(ENCODER_SCHEDULES), help="learning rate over the run")
+    warmup_share: float = setting(0.1, check=fraction, help="share of the run for the warm-up")
+    warmup_steps: int | None = setting(None, check=not_negative(int), help="warm-up updates, instead of --warmup_share")
     layer_decay: float = setting(
-        0.8, check=positive(float), help="factor of the rate from each layer to the one below it"
+        0.8, check=positive(float), help="factor of the learning rate from each layer to the one below"
     )
-    adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
+    adam_bias_correction: bool = switch(True, help="0: use Adam's moments uncorrected, like the original code")
     adam_epsilon: float = setting(1e-6, check=positive(float), help="added to the root of the second moment")
 
 
@@ -110,27 +110,27 @@ class EvaluationSettings(Settings):
 
     do_eval: bool = switch(True, help="evaluate on the development files")
     do_predict: bool = switch(False, help="write predictions for the test files in the leaderboard's format")
-    evaluate_during_training: bool = switch(False, help="evaluate during training too")
+    evaluate_during_training: bool = switch(False, help="also evaluate during training")
     eval_interval: int | None = setting(
         None, check=positive(int), help="updates between evaluations (default: those of an epoch)"
     )
     eval_batch_size: int | None = setting(
-        None, check=positive(int), help="of a rank (default: --batch_size)", aliases=("--per_gpu_eval_batch_size",)
+        None, check=positive(int), help="per rank (default: --batch_size)", aliases=("--per_gpu_eval_batch_size",)
     )
     eval_all_checkpoints: bool = switch(False, help="evaluate the models of --save_steps (500 by default) at the end")
 
 
 @dataclass(kw_only=True)
 class PublishedFlags(Settings):
-    """flags of the published run.py; its other flags are taken too, as those above or their aliases"""
+    """flags of the published run.py; its other flags are accepted too, as those above or their aliases"""
 
     no_cuda: bool = switch(False, help="--device cpu")
     fp16: bool = switch(False, help="--dtype float16")
-    model_type: str | None = setting(None, help="ignored: the model's config.json says it")
-    fp16_opt_level: str | None = setting(None, help="ignored: a level of apex")
-    local_rank: str | None = setting(None, help="ignored: torchrun says it")
-    server_ip: str | None = setting(None, help="ignored: of a debugger", may_be_empty=True)
-    server_port: str | None = setting(None, help="ignored: of a debugger", may_be_empty=True)
+    model_type: str | None = setting(None, help="ignored: config.json determines it")
+    fp16_opt_level: str | None = setting(None, help="ignored: an option of apex")
+    local_rank: str | None = setting(None, help="ignored: torchrun sets it")
+    server_ip: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
+    server_port: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
 
     def ignored_flags(self) -> list[str]:
         """Flags that are given and have no effect."""

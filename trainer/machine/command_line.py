@@ -62,7 +62,7 @@ def error_line(error: Exception) -> tuple[str, int] | None:
         return loss, 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:
-        return f"--deterministic 1: {operation} has no form that gives the same bits; take --deterministic 0", 2
+        return f"--deterministic 1: {operation} has no deterministic form; use --deterministic 0", 2
     lack = exhausted_line(error)
     return None if lack is None else (lack, 2)
 

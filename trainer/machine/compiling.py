@@ -1,4 +1,4 @@
-"""Fast training on this machine: torch.compile where it pays off, and freed memory kept for reuse."""
+"""Fast training on this machine: torch.compile if it pays off, and reuse of freed memory."""
 
 import ctypes
 import functools
@@ -33,7 +33,7 @@ def compile_blocks(
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
 ) -> list[str]:
-    """Set the device up for fast training, and compile the model where that pays off. Parameter names do not change.
+    """Set the device up for fast training, and compile the model if that pays off. Parameter names do not change.
 
     Returns lines for the user.
     compile_training: the model's method, which returns such a line or "".
@@ -50,7 +50,7 @@ def compile_blocks(
         if device.type == "cpu":
             rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
         # Compiling saves about as much time as the matrix products alone take (EAGER_TIME - COMPILED_TIME), and takes
-        # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
+        # COMPILE_SECONDS itself. So a run gains if its products take at least that long.
         choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
     if choice == "0":
         return []
@@ -58,7 +58,7 @@ def compile_blocks(
         choose_kernels_by_rule()
     failure = failure_to_compile(device.type)
     if failure:
-        return [f"{failure}: training without torch.compile, which takes longer"]
+        return [f"{failure}: training without torch.compile, which is slower"]
     notice = compile_training(shape, dtype)
     return [notice] if notice else []
 

@@ -78,11 +78,11 @@ def divide(
     n_threads = available_threads()
     obstacle = ""
     if ranks_of_launcher() is not None:
-        obstacle = "the launcher has decided on the processes"
+        obstacle = "the launcher sets the number of processes"
     elif (kind := pick_device(settings.device).type) != "cpu":
         obstacle = f"the run is on {kind}"
     elif sys.platform != "linux":
-        obstacle = "it works on Linux alone"
+        obstacle = "it works only on Linux"
     if obstacle and asked not in ("auto", "1"):
         return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
     is_one = bool(obstacle) or asked == "1" or (asked == "auto" and (n_threads == 1 or not allow_auto))
@@ -96,7 +96,7 @@ def divide(
         # Open rows are chosen so that any number of processes can share them.
         if not micro_batch.rows_are_open and micro_batch.rows % n:
             raise UserError(
-                f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
+                f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; use a number that divides "
                 "the batch, or auto"
             )
     elif micro_batch.processes is not None and micro_batch.processes <= n_threads:
@@ -258,8 +258,8 @@ def watch(copies: Sequence[BaseProcess], is_over: threading.Event) -> None:
     if code is None or code < 0:
         how = "has ended" if code is None else f"was killed by signal {-code}"
         announce(
-            f"error: process {number} of {len(copies) + 1} (pid {copy.pid}) {how}, and the others cannot go on without it; "
-            "--from_resume 1 goes on from the last save, --cpu_processes 1 needs less memory",
+            f"error: process {number} of {len(copies) + 1} (pid {copy.pid}) {how}, and the others cannot continue without it; "
+            "--from_resume 1 continues from the last save, --cpu_processes 1 needs less memory",
             to_stderr=True,
         )
     for other in copies:

@@ -23,7 +23,7 @@ def pick_device(name: str | None = None) -> torch.device:
     for device in available:
         if name in (None, device, device.partition(":")[0]):
             return torch.device(device)
-    raise UserError(f"--device {name}: not on this machine; take --device {' or '.join(available)}")
+    raise UserError(f"--device {name}: not on this machine; use --device {' or '.join(available)}")
 
 
 def cpu_has_bfloat16() -> bool:
@@ -34,7 +34,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]:
-    """(torch.dtype for autocast, lines for the user). Falls back where the hardware has no bfloat16.
+    """(torch.dtype for autocast, lines for the user). Falls back if the hardware has no bfloat16.
 
     Errors: UserError for a GPU that this PyTorch cannot use.
     """

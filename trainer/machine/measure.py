@@ -148,7 +148,7 @@ def _memory_of_groups() -> list[tuple[int, int]]:
 
 
 def _entry(path: Path, name: str) -> int | None:
-    """The number in the line `name number` of a file; None where there is none."""
+    """The number in the line `name number` of a file; None if there is none."""
     for line in text_of_file(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdigit():

@@ -305,7 +305,7 @@ def lost_rank_line(error: Exception) -> str | None:
     message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
     return (
         f"another rank is gone, or silent for longer than --dist_timeout ({message}): launched again with --from_resume 1, the run "
-        "goes on from its newest checkpoint"
+        "continues from its newest checkpoint"
     )
 
 

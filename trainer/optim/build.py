@@ -24,7 +24,7 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The optimisers of `--optimizer`, with rates and weight decay; their parameters are disjoint. adam_options: see build_adamw.
 
-    ranks: all of them call it together, and may share Muon's work.
+    ranks: all of them must call it, and may share Muon's work.
     """
     lr = settings.learning_rate
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
@@ -76,8 +76,8 @@ def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **optio
     """
     adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
     if not bias_correction:
-        # The corrections are 1 - beta ** step. At step 2 ** 24 they are 1, and there the count stays: the next number does not
-        # exist in float32.
+        # The corrections are 1 - beta ** step. At step 2 ** 24 they are 1, and the count stays there: float32 has no
+        # next integer.
         for group in groups:
             for p in group["params"]:
                 moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}

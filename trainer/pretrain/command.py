@@ -1,4 +1,4 @@
-"""What train_pretrain.py and train_sft.py do between their flags and the loop: divide the process, plan a budget, train."""
+"""What train_pretrain.py and train_sft.py do between their flags and the loop: split into processes, plan a budget, train."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ def run_command(
     the run. Another program may have computed something before, and then cannot be forked.
     """
     if settings.batch_size == AUTO_ROWS:
-        # Left open, as if not given
+        # auto: left open, as if not given
         given = set(given) - {"batch_size"}
     processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=is_own_command)
     work = partial(train, job_kind=job_kind, given=given)
@@ -44,7 +44,7 @@ LARGE_VOCABULARY = 64_000
 
 
 def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
-    """given: names of the settings that the user gives. None where flags or a folder of weights are wrong: the job reports why."""
+    """given: names of the settings that the user gives. None if flags or a folder of weights are wrong: the job reports why."""
     folder = settings.weight_folder()
     try:
         if folder is not None:

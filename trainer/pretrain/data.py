@@ -24,10 +24,10 @@ from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings,
 
 
 class TextKind(NamedTuple):
-    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. trains_answers: conversations, of which only
-    the answers are trained. data_flags: flags to check where a resume finds other data.
+    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. trains_answers: conversations, with a loss
+    on the answers only. data_flags: flags to check if a resume finds other data.
 
-    default_file: default data, in dataset/. Where that is absent, build_embedded writes an embedded corpus, unless it exists, and
+    default_file: default data, in dataset/. If that is absent, build_embedded writes an embedded corpus, unless it exists, and
     returns its path; embedded_description: its content.
     """
 
@@ -81,7 +81,7 @@ def open_corpus(
 ) -> Corpus:
     """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
 
-    verbose: announce the embedded corpus where it is used.
+    verbose: announce the embedded corpus if it is used.
     """
     # With --batch_size auto, an update has as many rows as without.
     batch_size = settings.default_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
@@ -162,8 +162,8 @@ def length_of_run(
     if not settings.budget:
         return length
     updates = settings.max_updates
-    # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: plans of one epoch until
-    # all text has been read once; those of a mixture end where its scarcest source does.
+    # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: epochs until all text has
+    # been read once, more than one in a mixture, whose epoch ends with its scarcest source.
     first_plan = corpus.plan(0)
     targets = first_plan.row_targets(0, first_plan.n_rows)
     unique = laws.unique_tokens(laws.parts_of(corpus, targets))

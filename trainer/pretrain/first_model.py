@@ -1,4 +1,4 @@
-"""Tokenizer and model that a run starts with: fresh, or with existing weights; where these are missing, the error suggests
+"""Tokenizer and model that a run starts with: fresh, or with existing weights; if these are missing, the error suggests
 others."""
 
 import dataclasses

@@ -34,8 +34,8 @@ from trainer.saving.weights import save_pth
 class PretrainJob(Job):
     """train_pretrain.py's part of a run.
 
-    The constructor opens everything that can fail, quick things first: prompts, tokenizer and model, the run's files, and the
-    data, which a first run tokenises. Then it settles on a batch size and builds the engine. The Trainer calls the methods,
+    The constructor opens everything that can fail, quick steps first: prompts, tokenizer and model, the run's files, and the
+    data, which a first run tokenises. Then it chooses a batch size and builds the engine. The Trainer calls the methods,
     see trainer/job.py.
     Errors: UserError, in one line, for flags that do not fit.
     """
@@ -193,7 +193,7 @@ class PretrainJob(Job):
         # --warmup_iters counts micro-batches. Those that ranks compute in parallel count as one; with --rows_per_update each
         # counts, so that the rate does not depend on the number of ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
-        # At the end of the update: the first one would otherwise have a rate of 0.
+        # Counted to the end of the update: the first one would otherwise have a rate of 0.
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         # The clock of a --budget, once it has moved the end of the run

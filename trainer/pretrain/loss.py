@@ -16,7 +16,7 @@ def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> t
     """(a micro-batch's share of the update's loss, 0-d; sums to log, float32 [n_sums(config)]).
 
     The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each
-    layer got. The counts of batch and totals are numbers, or 0-d tensors where CUDA graphs read them.
+    layer got. The counts of batch and totals are numbers, or 0-d tensors when CUDA graphs read them.
     """
     cross_entropy, aux_loss = model.training_losses(
         batch.input_ids, batch.targets, batch.document_ids, batch.position_ids
@@ -38,7 +38,7 @@ def n_sums(config: MiniMindConfig) -> int:
     return 4 + config.num_hidden_layers * config.num_experts
 
 
-# ------------------------------------------------------- counts that are numbers, or tensors where CUDA graphs read them
+# ------------------------------------------------------- counts that are numbers, or tensors when CUDA graphs read them
 
 
 def at_least_one(count: Count) -> Count:

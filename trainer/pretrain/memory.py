@@ -1,6 +1,6 @@
-"""FLOPs and memory of training a MiniMind; and how `--batch_size auto` cuts an update to fit.
+"""FLOPs and memory of training a MiniMind; and how `--batch_size auto` splits an update to fit.
 
-One formula of memory, for plans and for a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
+One memory formula serves plans and a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
 largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
 An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`default_rows`,
@@ -67,7 +67,7 @@ def mean_context(plan: RowPlan) -> float:
 
 
 # Maximum rows that one rank computes at once. More make the products of a CPU no faster, and take memory. On a GPU this many
-# keep it busy while the host launches the next kernels; fewer are taken where they do not fit.
+# keep it busy while the host launches the next kernels; fewer are used if they do not fit.
 MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32_BYTES = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
@@ -125,7 +125,7 @@ def free_memory(device: torch.device, ranks: Ranks) -> float | None:
 
 
 def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, shard: str = NONE) -> None:
-    """Errors: UserError where not even weights, gradients and moments fit: the system would kill the process without a line.
+    """Errors: UserError if not even weights, gradients and moments fit: the system would kill the process without a message.
 
     shard: --shard.
     """
@@ -152,7 +152,7 @@ SAFE_SHARE = 0.85
 
 
 def why_not_divisible(config: MiniMindConfig) -> str:
-    """Why the loss of a micro-batch is not the sum of its parts' losses; "" where it is."""
+    """Why the loss of a micro-batch is not the sum of its parts' losses; "" if it is."""
     if config.use_moe and not config.seq_aux:
         return "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
     return ""
@@ -168,10 +168,10 @@ def resolve_batch_size(
     ranks: Ranks,
     free: float | None,
 ) -> tuple[PretrainSettings, list[str]]:
-    """Put a number of rows in the place of AUTO_ROWS, with the same updates. Returns (settings, lines for the user).
+    """Replace AUTO_ROWS by a number of rows, with the same updates. Returns (settings, lines for the user).
 
     A line reports the rows, another that micro-batches may need more memory than is free. stem: path of the run's files without
-    their endings. free: bytes, before the model was made. A collective. Errors: UserError for a number of processes that do
+    suffix. free: bytes, before the model was made. A collective. Errors: UserError for a number of processes that do
     not divide the update.
     """
     lines = []
@@ -220,11 +220,11 @@ def resolve_batch_size(
                 choices = [usual]
             if not choices:
                 raise UserError(
-                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so "
-                    "that all processes have the same; take another number, or auto"
+                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided "
+                    "equally among the processes; use another number, or auto"
                 )
             rows = choices[0]
-            # Where not even the fewest rows fit, the run itself reports what helps.
+            # If not even the fewest rows fit, the run itself reports what helps.
             while not fits(rows) and (smaller := [choice for choice in choices if 2 * choice <= rows]):
                 rows = smaller[0]
             why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
@@ -242,7 +242,7 @@ def resolve_batch_size(
     is_unchecked = not settings.has_budget and settings.shard == NONE
     if is_unchecked and free is not None and needed(settings.batch_size) > free:
         lines.append(
-            f"warning: such micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
+            f"warning: these micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
             f"{device.type}: if memory runs out, {OUT_OF_MEMORY_ADVICE}"
         )
     return settings, lines
@@ -274,7 +274,7 @@ def fits_gpu(
             if not is_out_of_memory(error):
                 raise
             fitted = False
-    # Windows lends main memory once the card's own is full: no error, but each update takes many times as long.
+    # Windows falls back to main memory once the card's own is full: no error, but each update takes many times as long.
     fitted = fitted and torch.cuda.max_memory_reserved(device) <= room
     # After the block: within it the error holds the tensors that filled the memory.
     model.zero_grad(set_to_none=True)

@@ -130,7 +130,7 @@ def pretraining_outlook(
 
 
 def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
-    """A line where more than a tenth of a source's first documents spell a special token: a few may only mention it."""
+    """A line if more than a tenth of a source's first documents spell a special token: a few may only mention it."""
     for store in corpus.stores:
         places = pairwise(store.offsets[:201].tolist())
         ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
@@ -143,7 +143,7 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
 
 
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:
-    """Suggested commands for the finished run. stem: of its files. answers: see pretraining_outlook."""
+    """Suggested commands for the finished run. stem: path of its files. answers: see pretraining_outlook."""
     weight = ["--weight", f"{stem}.pth"]
     # The default of the scripts is the repository's tokenizer.
     if settings.tokenizer_path != DEFAULT_TOKENIZER:

@@ -51,10 +51,10 @@ rows_or_auto.__name__ = "positive int or auto"
 
 def file_prefix(text: str) -> str:
     """Prefix of file names; --out_dir is their folder."""
-    # Windows and macOS have a meaning of their own for a colon.
+    # A colon has a special meaning on Windows and macOS.
     if not text.strip() or set(text) & set("/\\:"):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be the start of a file name, without / \\ and colons; its folder is --out_dir"
+            f"{text!r} must be the start of a file name, without / \\ or colons; its folder is --out_dir"
         )
     return text
 
@@ -63,7 +63,7 @@ def seconds_of(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`. Errors: argparse.ArgumentTypeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None or not any(found.groups()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h30m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h30m")
     hours, minutes, seconds = (float(part or 0) for part in found.groups())
     total = 3600 * hours + 60 * minutes + seconds
     if not SHORTEST_S <= total <= LONGEST_S:
@@ -72,7 +72,7 @@ def seconds_of(text: str) -> float:
 
 
 def duration(text: str) -> str:
-    """The text itself, checked to be a time: so a settings file shows it as typed."""
+    """The text itself, checked to be a time, so that a settings file shows it as typed."""
     seconds_of(text)
     return text.strip()
 
@@ -84,16 +84,16 @@ class BudgetSettings(Settings):
     budget: str | None = setting(
         None,
         check=duration,
-        help="how long the command may take, as 90s, 10m or 1h30m: size, rows, batch, rates and updates are planned for it",
+        help="how long the command may take, such as 90s, 10m or 1h30m: plans size, rows, batch, learning rates and updates",
         first=True,
     )
     budget_tokens: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, as 5e7"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, such as 5e7"
     )
     budget_flops: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, as 1e16"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, such as 1e16"
     )
-    dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
+    dry_run: bool = switch(False, help="only print the plan of a budget")
 
     def check(self) -> None:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -120,7 +120,7 @@ class PretrainOutput(OutputSettings):
         [],
         several=True,
         may_be_empty=True,
-        help="continue these, in fine-tuning answer them, at every evaluation and at the end; or a file",
+        help="prompts to continue (fine-tuning: to answer) at every evaluation and at the end; or a file of them",
     )
 
 
@@ -140,13 +140,13 @@ class ModelSettings(Settings):
     init_scheme: str = setting(
         "default",
         choices=("default", "zero_out", "induction"),
-        help="zero_out: o_proj and down_proj start at 0; induction: so do they, but for two heads that copy what followed a "
-        "token before (minimind2)",
+        help="zero_out: o_proj and down_proj start at 0; induction: the same, except two heads that copy what followed "
+        "an earlier occurrence of the current token (minimind2)",
     )
     from_weight: str = setting(
         "none",
         help="start from out/{name}_{hidden}[_moe].pth, from a path, or from a Hugging Face folder of a Llama, Qwen3 or "
-        "Qwen3-MoE, whose shape and tokenizer are taken",
+        "Qwen3-MoE, whose shape and tokenizer are used",
     )
     tokenizer_path: str | None = setting(
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
@@ -172,18 +172,18 @@ class DataSettings(DocumentSettings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob, also behind s3:// or "
-        "http:// (dataset/README.md lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3, "
-        "with shares from the start to the end of the run as a.jsonl:0.7..0.2 b.jsonl:0.3..0.8, with up to 4 passes over one as "
+        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob; a file at s3:// or "
+        "http:// (dataset/README.md lists the kinds); several with shares, such as a.jsonl:0.7 b.jsonl:0.3; "
+        "shares that change from the start to the end of the run: a.jsonl:0.7..0.2 b.jsonl:0.3..0.8; up to 4 passes over one: "
         "b.jsonl:0.3:x4 "
-        "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
+        "(default: dataset/pretrain_hq.jsonl if it exists, else the embedded corpus)",
         first=True,
     )
     mixture: str | None = setting(
-        None, help="a YAML or JSON file of sources with shares over the run, in place of --data_path (docs/data.md)"
+        None, help="a YAML or JSON file of sources with shares over the run, instead of --data_path (docs/data.md)"
     )
-    max_seq_len: int = setting(512, check=at_least(2, "to hold an input and a target"), help="positions of a row")
-    pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
+    max_seq_len: int = setting(512, check=at_least(2, "to hold an input and a target"), help="positions per row")
+    pack: bool = switch(True, help="documents share rows; 0: one padded document per row, as in MiniMind")
     long_documents: str = setting(
         "split", choices=("split", "truncate"), help="documents longer than a row: split into pieces, or truncated"
     )
@@ -200,7 +200,7 @@ class TrainingSettings(OptimizerSettings):
     batch_size: int = setting(
         32,
         check=rows_or_auto,
-        help="rows per micro-batch and rank; auto: as many as fit (16 at most, 256 with CUDA), with unchanged updates, warm-up and intervals",
+        help="rows per micro-batch and rank; auto: as many as fit (at most 16; 256 with CUDA), same updates, warm-up and intervals",
         first=True,
     )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
@@ -213,7 +213,7 @@ class TrainingSettings(OptimizerSettings):
     )
     warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
     dropout: float = setting(
-        0.0, check=fraction, help="dropout of embeddings, attention and block outputs, for text that is read many times"
+        0.0, check=fraction, help="dropout on embeddings, attention and block outputs, for text that is read many times"
     )
 
 
@@ -233,7 +233,7 @@ class ValidationDataSettings(Settings):
 class ValidationSettings(ValidationDataSettings):
     """validation"""
 
-    allow_val_overlap: bool = switch(False, help="train although all documents of --val_path are trained too")
+    allow_val_overlap: bool = switch(False, help="train even if all documents of --val_path are in the training data")
     eval_interval: int = setting(500, check=not_negative(int), help="micro-batches between evaluations; 0: at the end")
 
 
@@ -244,10 +244,10 @@ class PretrainMachine(DividedMachineSettings):
     # PyTorch's attention is faster without, but a repeated run ends with other weights.
     deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
     cuda_graphs: str = setting(
-        "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
+        "auto", choices=("auto", "0", "1"), help="replay updates as CUDA graphs; auto: on one GPU, if it works"
     )
     ddp: bool = switch(False, help="fail without a launcher such as torchrun; otherwise no effect")
-    local_rank: int = setting(-1, check=int, help="no effect: accepted for old launch lines")
+    local_rank: int = setting(-1, check=int, help="no effect: accepted for old launch commands")
 
 
 @dataclass(kw_only=True)
@@ -269,12 +269,12 @@ class PretrainSettings(
 
     @classmethod
     def default_rows(cls) -> int:
-        """Default rows of a micro-batch: updates of --batch_size auto have the rows of such ones."""
+        """Default rows of a micro-batch: with --batch_size auto, updates have the same rows as with this."""
         rows: int = field_default(cls, "batch_size")
         return rows
 
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
-        """The path of a run's files without their endings. hidden_size, use_moe: of its model, perhaps by a folder."""
+        """The path of a run's files without suffix. hidden_size, use_moe: of its model, perhaps from a folder."""
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
 
     def weight(self) -> Path | None:
@@ -294,7 +294,7 @@ class PretrainSettings(
         other = "--shard" if self.shard != NONE else "--rows_per_update" if self.rows_per_update else None
         if chosen and other:
             raise ValueError(
-                f"{chosen} chooses the micro-batches, of ranks with the whole model each: drop it or {other}"
+                f"{chosen} chooses the micro-batches, for ranks that each have the whole model: drop it or {other}"
             )
 
     def fill_in(self) -> None:
@@ -329,7 +329,7 @@ class PretrainSettings(
 
 
 def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
-    """Name of a model's weight files without their endings."""
+    """Name of a model's weight files without suffix."""
     return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
 
 
@@ -344,7 +344,7 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
         return path
     # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
-    # Or the full name without its ending, with a folder or in --out_dir. A path such as / has no name.
+    # Or the full name without its suffix, with a folder or in --out_dir. A path such as / has no name.
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
     # Unlike methods of Path, os.path does not raise for strings that are no path.

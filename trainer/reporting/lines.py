@@ -54,7 +54,7 @@ def describe(
         },
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": [("train on after a stop", again), *outlook.next_commands],
+        "next_commands": [("continue after a stop", again), *outlook.next_commands],
     }
     return line, record
 

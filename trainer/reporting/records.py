@@ -263,5 +263,5 @@ def risen_validation(run: RunRecords) -> str | None:
         f"{last:.3f}{of_last}"
     )
     if last > OVERFITTED * lowest:
-        line += ", so the model has begun to learn its training data by heart (fewer epochs or more data help)"
+        line += ", so the model has started to memorise its training data (fewer epochs or more data help)"
     return line

@@ -96,7 +96,7 @@ class Reporter:
             except OSError as error:
                 problem = str(error.strerror)
             if problem and not self.is_cut:
-                self.say(f"warning: {self.file.name}: {problem}: lines are missing there; training goes on")
+                self.say(f"warning: {self.file.name}: {problem}: lines are missing there; training continues")
             self.is_cut = bool(problem)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Reporter:
         except Exception as error:
             self.tracker = None
             self.say(
-                f"warning: the tracker has failed, and is off now ({type(error).__name__}: {error}); training goes on"
+                f"warning: the tracker has failed, and is off now ({type(error).__name__}: {error}); training continues"
             )
 
 

@@ -17,10 +17,10 @@ The steps of a save, after each of which a kill or a power loss leaves a run tha
    comes from the disk. If it differs, the save ends here.
 5. Only then are older checkpoints deleted. On a full disk all but the newest good one go first, and step 2 is tried once more.
 
-A resume takes the newest checkpoint whose digest matches. Skipped ones are reported, and do not count as kept.
+A resume takes the newest checkpoint whose digest matches. Skipped ones are reported, and do not count towards `--keep_checkpoints`.
 
 torch.distributed.checkpoint would do as much, but its `load` unpickles `.metadata` without a check, which runs any code in
-it. These files are read by torch's restricted unpickler only.
+it. These files are read only by torch's restricted unpickler.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def file_of_resumed_run(stem: Path, name: str) -> Path | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept.
+    """The checkpoints of one run: saved in a background thread, one at a time; the newest `keep` stay.
 
     folder: `{stem}_resume`, beside the other files of the run, `{stem}.*`.
     """
@@ -171,7 +171,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # the last save, until `wait` has taken its result
         self._last_save: Future[None] | None = None
-        # damaged ones found so far, which do not count as kept
+        # damaged ones found so far, which do not count towards `keep`
         self._damaged: set[Path] = set()
 
     def paths(self) -> list[Path]:
@@ -257,7 +257,7 @@ class Checkpoints:
         run = self.folder.name.removesuffix("_resume")
         for start in (f"{run}.", f".{run}."):
             for path in self.folder.parent.glob(f"{glob.escape(start)}*.tmp"):
-                # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
+                # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no suffix has one.
                 if "_" not in path.name.removeprefix(start):
                     remove_if_possible(path)
         for digest_file in self.folder.glob("update_*.pt.sha256"):
@@ -286,7 +286,7 @@ class Checkpoints:
         replaces them. unsaved: files that are deleted if there is nothing else, since their run ended before its first save.
         """
         earlier = list(self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*"))
-        # Skip what an earlier start has set aside: weights left in place, files that a kill kept it from deleting.
+        # Skip what an earlier start has set aside: weights left in place, files that it could not delete before it was killed.
         left = [
             path
             for path in [*files, *weights]

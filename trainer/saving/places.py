@@ -1,8 +1,8 @@
-"""The place of a run's files: checked at the start, not after hours of work, and locked against other runs.
+"""The folder of a run's files: checked at the start, not after hours of work, and locked against other runs.
 
-Beside the files of `out/pretrain_512` are `out/.pretrain_512.lock`, which stays, is empty and means nothing by itself,
+Beside the files of `out/pretrain_512` are `out/.pretrain_512.lock`, which is empty, stays, and means nothing by itself,
 and, while a run holds the lock, `out/.pretrain_512.running`, which names the holder. The operating system releases the lock
-when the process ends, in whatever way.
+when the process ends, in any way.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import atomic_file, check_regular_file, file_lock
 from common.wording import announce
 
-# endings of a run's record files
+# suffixes of a run's record files
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
 # Ranks of a launcher that was just killed need a moment to release a lock.
 WAIT_S = 3.0
@@ -29,7 +29,7 @@ WAIT_FOR_LOST_MACHINE_S = 150.0
 
 
 def check_place(stem: Path) -> None:
-    """Create the folder of a run's files, and check that it is writable. stem: path of the files without endings.
+    """Create the folder of a run's files, and check that it is writable. stem: path of the files without suffix.
 
     Errors: UserError if it cannot be created, or no file can be written there or among the checkpoints.
     """

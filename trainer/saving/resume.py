@@ -49,7 +49,7 @@ class Saver:
     # ------------------------------------------------------------------------------------------------ saving
 
     def save(self, progress: Progress, is_last: bool) -> None:
-        """Start writing a checkpoint and the half-precision weights. A full disk is reported, and training goes on.
+        """Start writing a checkpoint and the half-precision weights. A full disk is reported, and training continues.
 
         is_last: the run is finished. A collective.
         """
@@ -60,7 +60,7 @@ class Saver:
         self.saved = now
         problem = self._wait()
         if problem:
-            self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")
+            self.reporter.say(f"warning: the save before this one failed {problem}; training continues")
         # Collectives, so all ranks call them.
         state = snapshot(self._state_dict(progress), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
@@ -75,7 +75,7 @@ class Saver:
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
-        # Sums are saved for each rank: added up in another order they would differ in the last bit.
+        # Each rank's sums are saved: added up in another order they would differ in the last bit.
         own = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
         ranks: list[Any] | None = [own]
         if self.ranks.world_size > 1:
@@ -125,7 +125,7 @@ class Saver:
         """Names the checkpoint that a resume would start from, for the end of an error message."""
         for path in self.checkpoints.paths():
             if verified(path):
-                return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
+                return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 continues from there"
         return "none of the checkpoints is intact" if self.checkpoints.paths() else "no checkpoint was saved yet"
 
     # ------------------------------------------------------------------------------------------------ resuming
@@ -192,7 +192,7 @@ class Saver:
             )
         if self.job.length.clock is not None and not state["job"]:
             raise UserError(
-                f"{path}: this run began without --budget: go on without it, or start without --from_resume"
+                f"{path}: this run was started without --budget: continue without it, or start without --from_resume"
             )
         identity = self.job.identity
         before, now = flatten_facts(state["identity"]), flatten_facts(identity.entries)
@@ -223,7 +223,7 @@ class Saver:
                 continue
             if name in self.job.identity.ignored_on_resume:
                 self.reporter.say(
-                    f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
+                    f"warning: --{name} {now.get(name)} has no effect: the run continues from its checkpoint and keeps "
                     f"{before.get(name)}"
                 )
             else:

@@ -1,4 +1,4 @@
-"""The half-precision weights of a run, as other people's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
+"""The half-precision weights of a run, as MiniMind's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
 
 import json
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def save_with_digest(state: Any, path: Path, companion: Path, content: Callable[
             # torch uses only `write` and `flush` of a file.
             torch.save(state, cast(IO[bytes], writer))
         except RuntimeError as error:
-            # torch reports that it cannot finish its file, in place of the error of `write`.
+            # torch reports that it cannot finish its file, instead of the error of `write`.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

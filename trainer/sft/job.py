@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, of which only the answers are trained."""
+"""Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, with a loss on the answers only."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -73,9 +73,7 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     if settings.mixture or settings.weight_folder() is not None:
         return settings, None
     if chosen := RECIPE_FLAGS & set(given):
-        line = (
-            f"note: with --{min(chosen)} the other defaults are MiniMind's, whose rate is for large data (docs/sft.md)"
-        )
+        line = f"note: with --{min(chosen)} the other defaults are MiniMind's, whose learning rate is for large data (docs/sft.md)"
         is_for_others = chosen <= {"epochs", "max_updates"} and bytes_of_data(settings) < LARGE_BYTES
         return settings, line if is_for_others else None
     if settings.has_budget:
@@ -94,7 +92,7 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     line = (
         f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
         f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {batch_size or 'auto'} --epochs {passes}; "
-        "give --learning_rate, --epochs or --optimizer to choose yourself (to train on with more --epochs, add --config and "
+        "give --learning_rate, --epochs or --optimizer to choose yourself (to continue with more --epochs, add --config and "
         "the .settings.yaml of this run)"
     )
     fitted = replace(

@@ -28,14 +28,14 @@ class ConversationSettings(Settings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares as '
-        f"a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE}, or questions on the documentation inside Python "
-        "where that is absent)",
+        help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares, such '
+        f"as a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE} if it exists, else questions on the documentation inside "
+        "Python)",
         first=True,
     )
     mixture: str | None = with_default(DataSettings, "mixture", None)
     max_seq_len: int = with_default(DataSettings, "max_seq_len", 512)
-    pack: bool = switch(True, help="conversations share rows; 0: one padded conversation a row, as in MiniMind")
+    pack: bool = switch(True, help="conversations share rows; 0: one padded conversation per row, as in MiniMind")
     skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
     cache_dir: str | None = with_default(DocumentSettings, "cache_dir", None)
     deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
@@ -47,7 +47,7 @@ class SftSettings(ConversationSettings, PretrainSettings):
 
     prog: ClassVar[str] = "train_sft.py"
     description: ClassVar[str] = (
-        "Fine-tune a MiniMind on conversations. Less than 42 MB of them: other defaults, see docs/sft.md."
+        "Fine-tune a MiniMind on conversations. For less than 42 MB of data other defaults apply, see docs/sft.md."
     )
     save_weight: str = with_default(PretrainSettings, "save_weight", "full_sft")
     wandb_project: str = with_default(PretrainSettings, "wandb_project", "MiniMind-Full-SFT")

@@ -63,7 +63,7 @@ def test_validation_without_an_answer_within_a_row_is_refused(tmp_path):
     valid.write_text(json.dumps({"messages": [turn("user", "word " * 100), turn("assistant", "Yes")]}))
     options = {"val_path": str(valid)}
     with pytest.raises(
-        DataError, match="--val_path .*valid.jsonl: no answer begins within --max_seq_len, .* no loss to measure"
+        DataError, match="--val_path .*valid.jsonl: no answer starts within --max_seq_len, .* no loss to measure"
     ):
         corpus_of(path, max_seq_len=64, **options)
     corpus = corpus_of(path, max_seq_len=512, **options)
@@ -85,11 +85,11 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
         lost += sum(mask[32:])
     (line,) = corpus.truncation_report(plan)
     assert line == (
-        f"note: 2 of 3 conversations beyond --max_seq_len 32, cut there: {lost} tokens of answers not trained, 1 conversation "
-        "without an answer that begins before"
+        f"note: 2 of 3 conversations exceed --max_seq_len 32 and are cut: answers lose {lost} tokens; skipped, since no "
+        "answer is left: 1 conversation"
     )
     assert corpus_of(path, max_seq_len=512).truncation_report(plan) == []
-    with pytest.raises(DataError, match="no answer begins within --max_seq_len"):
+    with pytest.raises(DataError, match="no answer starts within --max_seq_len"):
         corpus_of(path, max_seq_len=4).plan(0)
 
 

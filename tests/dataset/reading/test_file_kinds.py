@@ -78,7 +78,7 @@ def test_text_suffixes_are_read_everywhere(tmp_path):
 
 def test_what_a_run_or_a_store_leaves_in_the_folder_is_no_data(tmp_path):
     write(tmp_path, "a.jsonl", "out/p_16.metrics.jsonl", "out/p_16_resume/x.jsonl", "out/p_16_resume_old1/y.jsonl")
-    write(tmp_path, "tokenizer_config.json")
+    write(tmp_path, "tokenizer_config.json", "wandb/run-1/files/requirements.txt")
     write(tmp_path, ".hidden/z.jsonl", "out/p_16.pth", "out/p_16.json", "cache/hashes.json", f"cache-{1:016}.arrow")
     write(tmp_path / "cache" / "data-1", "meta.json", "tokens.bin", "b.jsonl")
     write(tmp_path / "out" / "discriminator", "config.json", "model.safetensors", "vocab.txt", "README.md")
@@ -107,11 +107,11 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
     (corpus / "up").symlink_to(corpus)
     (corpus / "link" / "up").symlink_to(corpus)
     (corpus / "another").symlink_to(tmp_path / "disk")
-    for pattern in ("", "/**/*.jsonl", "/**"):
+    for pattern in ("", "/**/*.jsonl", "/**", "/**/*", "/*"):
         assert find_files(f"{corpus}{pattern}") == [corpus / "a.jsonl", corpus / "another" / "b.jsonl"]
     (corpus / "gone.jsonl").symlink_to(corpus / "not_mounted.jsonl")
     for pattern in ("", "/*.jsonl", "/gone.jsonl"):
-        with pytest.raises(DataError, match=r"gone.jsonl: a link to nothing \(is a disk not mounted"):
+        with pytest.raises(DataError, match=r"gone.jsonl: a broken link \(is a disk not mounted"):
             find_files(f"{corpus}{pattern}")
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match="or a pipe: write it to a file first"):

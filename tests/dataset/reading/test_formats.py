@@ -64,7 +64,7 @@ def test_each_format_and_compression_gives_the_texts_in_order(tmp_path, suffix, 
     if compression:
         assert texts_of(other) == TEXTS
     else:
-        with pytest.raises(DataError, match="does not begin like a .gz file; fetch it again, or take"):
+        with pytest.raises(DataError, match="does not start like a .gz file; fetch it again, or take"):
             texts_of(other)
 
 

@@ -43,8 +43,8 @@ def test_copies_are_left_out_and_counted(tmp_path, encoder):
     assert texts_of(near, encoder) == texts_of(
         corpus_of([write_texts(tmp_path / "c.jsonl", no_near)], encoder, "none"), encoder
     )
-    said = "a: 20 of 90 documents (22.2%) are copies of earlier ones (20 to the letter) and are left out"
-    assert said in exact.notices and any("(20 to the letter, 10 nearly)" in line for line in near.notices)
+    said = "a: 20 of 90 documents (22.2%) are copies of earlier ones (20 exact) and are left out"
+    assert said in exact.notices and any("(20 exact, 10 near)" in line for line in near.notices)
     assert len({corpus.fingerprint for corpus in (exact, near, corpus_of([path], encoder, "none"))}) == 3
 
 

@@ -153,14 +153,14 @@ def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, 
         damaged[bit // 8] ^= 1 << bit % 8
         (folder / name).write_bytes(damaged)
         check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
-        noticed += capsys.readouterr().out.count("it is made anew")
+        noticed += capsys.readouterr().out.count("it is rebuilt")
         assert json.loads((folder / "meta.json").read_text()) == json.loads(built["meta.json"])
     assert noticed >= 20, "white space in meta.json may change without harm"
     for name in FILES:
         for other_size in (built[name][:-8], b"", built[name] + built[name][:8]):
             (folder / name).write_bytes(other_size)
             check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
-            assert (folder / name).read_bytes() == built[name] and "it is made anew" in capsys.readouterr().out
+            assert (folder / name).read_bytes() == built[name] and "it is rebuilt" in capsys.readouterr().out
 
 
 class Payload:
@@ -186,7 +186,7 @@ def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
     (tmp_path / ".token_store").touch()
     store = open_or_build(path, encoder)
     assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
-    assert f"{store.folder.parent} is used" in capsys.readouterr().out
+    assert f"using {store.folder.parent}" in capsys.readouterr().out
     assert open_or_build(path, encoder).folder == store.folder
     with pytest.raises(DataError, match="--cache_dir"):
         open_or_build(write(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))

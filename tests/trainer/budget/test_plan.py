@@ -321,7 +321,7 @@ ALL_OF_THEM = {"different": 3.53e7, "scale": 1.0}
     ],
 )
 def test_the_law_meets_the_runs_whose_first_weights_copy(parameters, layers, heads, tokens, of_text, loss, error):
-    """References: docs/experiments.md, "First weights that copy"."""
+    """References: docs/experiments.md, "Induction heads"."""
     different, scale, context = of_text["different"], of_text["scale"], of_text.get("context", laws.CONTEXT_OF_LAW)
     expected = laws.expected_loss(
         parameters, layers, tokens, text(different), scale, induction_heads=heads, context=context

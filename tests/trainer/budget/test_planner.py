@@ -54,7 +54,7 @@ def said_by_a_finished_run(out_dir, text, capfd, **changes):
 def repeated_command(printed):
     """The flags of the line that repeats a plan."""
     lines = printed.splitlines()
-    return shlex.split(lines[lines.index("the same by flags:") + 1])[2:]
+    return shlex.split(lines[lines.index("the same run by flags:") + 1])[2:]
 
 
 def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
@@ -110,7 +110,7 @@ def test_what_the_user_says_is_kept(text, tmp_path):
         ({"budget_tokens": 3000, "epochs": 2}, "--epochs and a budget"),
         ({"budget_tokens": 3000, "max_updates": 2}, "--max_updates and a budget"),
         ({"budget_tokens": 3000, "max_seq_len": 100000}, "--max_seq_len 100000 is beyond the position table"),
-        ({"budget_tokens": 10}, "the budget is too small"),
+        ({"budget_tokens": 10}, "this budget is too small"),
         ({"budget": "20s", "hidden_size": 1_000_000}, "billion parameters need .* choose a smaller model"),
     ],
 )
@@ -128,14 +128,14 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
     assert kept["optimizer"] == "muon" and kept["budget_tokens"] == 3000
     with pytest.raises(
-        UserError, match="pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: give"
+        UserError, match="pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000: give"
     ):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
     for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
         with pytest.raises(
-            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: give"
+            UserError, match="pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000"
         ):
             train_pretrain.main([*without_budget, *said])
     # A plan holds documents out, and what is held out is not trained.
@@ -145,7 +145,7 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     planned(tmp_path, text, from_resume=1, hidden_size=32)
     for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
         printed = said_by_a_finished_run(tmp_path, text, capfd, hidden_size=width)
-        assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
+        assert f"using the plan of the first start: {tmp_path / name}.plan.yaml" in printed
 
 
 def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path, monkeypatch):
@@ -176,7 +176,7 @@ def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_pat
     said = {**SMALL_MODEL, "num_key_value_heads": 1, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw"}
     said["val_fraction"] = 0
     train(**{**said, "data_path": text, "out_dir": tmp_path, "max_updates": 2})
-    with pytest.raises(UserError, match="this run began without --budget: go on without it"):
+    with pytest.raises(UserError, match="this run was started without --budget: continue"):
         planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
 
 
@@ -216,7 +216,7 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     capfd.readouterr()
     resumed = planned(tmp_path / "again", text, save_interval=5, log_interval=2, from_resume=1)
     printed = capfd.readouterr().out
-    assert "the plan of the first start holds" in printed and "resumed from" in printed
+    assert "using the plan of the first start" in printed and "resumed from" in printed
     assert "planning:" not in printed
     assert resumed.settings.keep_checkpoints == 2
     assert (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes() == plan
@@ -330,7 +330,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_pa
     # The text is small: the run ends after eight passes.
     assert train_pretrain.main(flags(**options)) == 0
     assert (
-        "this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan takes --dtype" in capfd.readouterr().out
+        "this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan uses --dtype" in capfd.readouterr().out
     )
     multiplies(1e11, 4e11)
     assert train_pretrain.main(flags(**options, from_resume=1)) == 0

@@ -32,7 +32,7 @@ def test_default_device_is_the_best_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device().type == "cuda" and pick_device("cuda:1").index == 1
-    with pytest.raises(UserError, match="take --device cuda:0 or cuda:1 or mps or cpu"):
+    with pytest.raises(UserError, match="use --device cuda:0 or cuda:1 or mps or cpu"):
         pick_device("cuda:2")
     monkeypatch.setattr(torch, "ones", mock.Mock(side_effect=RuntimeError("CUDA error: no kernel image is available")))
     with pytest.raises(UserError, match="CUDA 12.6"):

@@ -192,7 +192,7 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     own = ["--out_dir", tmp_path / "without", "--from_weight", weight, "--tokenizer_path", tmp_path / "tokens"]
     settings = weight.with_suffix(".settings.yaml")
     assert train_pretrain.main(["--config", str(settings), *map(str, own), "--from_resume", "1"]) == 0
-    assert "the run goes on from its checkpoint, which began with" in capsys.readouterr().out
+    assert "the run continues from its checkpoint and keeps" in capsys.readouterr().out
     assert same_weights(tmp_path / "whole", tmp_path / "without")
     assert whole.progress.update > 2
 
