@@ -107,7 +107,7 @@ class MiniMindConfig(Fields, PretrainedConfig):
     """
 
     model_type = "minimind"
-    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "last_hidden_state"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "last_hidden_state"]
     attribute_map = ALIASES
 
     def __init__(self, **kwargs: Any) -> None:

@@ -250,6 +250,10 @@ class MiniMindOutput(CausalLMOutputWithPast):
     last_hidden_state: torch.FloatTensor | None = None
 
 
+# name of the cache in an output, which transformers 5.24 renamed
+CACHE_NAME = "cache" if "cache" in MiniMindOutput.__dataclass_fields__ else "past_key_values"
+
+
 class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
     """The language model: head tied to the embedding, Hugging Face interface, `training_losses` for the trainers."""
 
@@ -382,6 +386,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         tokenizer: object = None,
+        cache: Cache | None = None,
     ) -> MiniMindOutput:
         """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
 
@@ -389,7 +394,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: an int (that many last positions, 0: all) or an index tensor.
         labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
         position_ids that restart, without mask and cache, begin another document.
-        tokenizer: not used; `generate(stop_strings=...)` passes it on.
+        tokenizer: not used; `generate(stop_strings=...)` passes it on. cache: past_key_values, by its name from transformers 5.24 on.
         Errors: ValueError for output_attentions.
         """
         if output_attentions:
@@ -399,6 +404,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         assert (input_ids is None) != (inputs_embeds is None), "pass exactly one of input_ids and inputs_embeds"
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = x.shape
+        if past_key_values is None:
+            past_key_values = cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         # positions in the cache; a tensor for a StaticCache
@@ -440,13 +447,14 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 # transformers' own mean is NaN if no label counts.
                 num_items_in_batch = (labels[:, 1:] != IGNORE).sum().clamp(min=1)
             loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
+        named_cache: dict[str, Any] = {CACHE_NAME: past_key_values}
         return MiniMindOutput(
             loss=loss,
             logits=logits,
-            past_key_values=past_key_values,
             hidden_states=(*inputs, hidden) if output_hidden_states else None,
             aux_loss=aux_loss,
             last_hidden_state=hidden,
+            **named_cache,
         )
 
     def _check_length(self, length: int) -> None:

@@ -74,7 +74,8 @@ def run(request, hooks, trainer):
             with open(f"{request['log']}.{kind}", "a") as file:
                 os.dup2(file.fileno(), number)
             # anew: those of the server know their own file's kind, for instance whether it can seek
-            setattr(sys, f"std{kind}", open(number, "w", buffering=1, closefd=False))  # noqa: SIM115
+            stream = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
+            vars(sys).update({f"std{kind}": stream, f"__std{kind}__": stream})
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         sys.argv = [f"{request['trainer']}.py", *request["arguments"]]

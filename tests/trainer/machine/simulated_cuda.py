@@ -115,7 +115,6 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
         "set_device": lambda device: set_device(device, chosen),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
         "max_memory_allocated": lambda device=None: 1 << 20,
-        "reset_peak_memory_stats": lambda device=None: None,
         "memory_allocated": lambda device=None: 1 << 20,
         "memory_reserved": lambda device=None: 2 << 20,
         "mem_get_info": lambda device=None: (20 << 30, properties.total_memory),
@@ -123,15 +122,15 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device=None: None,
-        "manual_seed_all": lambda seed: None,
-        "synchronize": lambda device=None: None,
+        **dict.fromkeys(("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize"), mock.Mock()),
         "Event": Event,
     }
     precision = torch.get_float32_matmul_precision()
     with contextlib.ExitStack() as patches:
         for name, answer in answers.items():
             patches.enter_context(mock.patch.object(torch.cuda, name, answer))
+        # A build for CUDA would ask the driver whether an optimiser's step is being recorded.
+        patches.enter_context(mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: None))
         patches.enter_context(mock.patch.object(torch, "Generator", Generator))
         mode = patches.enter_context(OnTheCpu())
         try:
