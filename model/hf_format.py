@@ -33,6 +33,8 @@ from model.weight_record import with_generation
 CONFIG = "config.json"
 # entries of rope_parameters that change nothing
 NEUTRAL_ROPE = {"partial_rotary_factor": 1, "truncate": True}
+# those of transformers' YaRN if a config has none; the only ones of llama.cpp
+YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 WEIGHTS = "model.safetensors"
 # shards of large weights, as save_pretrained names them
 SHARDS = "model-*-of-*.safetensors"
@@ -145,7 +147,7 @@ def read_config(folder: Path) -> MiniMindConfig:
         rope.pop("type", None)
         fields["rope_theta"] = rope.get("rope_theta")
         if rope.get("rope_type") == "yarn":
-            rope = {"beta_fast": 32.0, "beta_slow": 1.0, **rope}
+            rope = YARN_BETAS | rope
             fields["inference_rope_scaling"] = True
             fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
         if use_moe and generation == "minimind2":

@@ -21,7 +21,7 @@ from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import untrained_bpe
 from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
 from model.hf_export import to_hf
-from model.hf_format import StateDict, hf_config
+from model.hf_format import YARN_BETAS, StateDict, hf_config
 from scripts.chat_template import default_template
 
 # {(generation, has experts): architecture of llama.cpp}. In transformers a minimind2 with experts is a Qwen2-MoE. Not
@@ -43,8 +43,6 @@ EXPORTED_FIELDS = {
     "inference_rope_scaling", *YARN_NAMES.values(),
 }  # fmt: skip
 
-# The only values that llama.cpp uses for these architectures
-YARN_BETAS = (32.0, 1.0)
 # {% generation %} marks what fine-tuning trains on. Only transformers knows it.
 GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
@@ -59,10 +57,9 @@ def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:
         raise UserError("llama.cpp always normalises the experts' weights of a Qwen3-MoE; norm_topk_prob is false here")
-    if config.inference_rope_scaling and (config.yarn_beta_fast, config.yarn_beta_slow) != YARN_BETAS:
-        raise UserError(
-            f"llama.cpp stretches positions by YaRN with beta_fast {YARN_BETAS[0]:g} and beta_slow {YARN_BETAS[1]:g} only"
-        )
+    betas = {"beta_fast": config.yarn_beta_fast, "beta_slow": config.yarn_beta_slow}
+    if config.inference_rope_scaling and betas != YARN_BETAS:
+        raise UserError("llama.cpp stretches positions by YaRN with beta_fast 32 and beta_slow 1 only")
     return ARCHITECTURES[config.generation, config.use_moe]
 
 

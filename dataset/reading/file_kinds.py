@@ -248,21 +248,23 @@ def _files_of(path: Path) -> list[Path]:
             if error.errno != errno.EINVAL:
                 reason = f"cannot be read ({error.strerror})"
         raise DataError(f"{path}: {reason}")
-    # {(real folder, name): file}: a pattern may match a file, its folder, and links to one of its folders.
-    found: dict[tuple[str, str], Path] = {}
-    real_path = functools.cache(os.path.realpath)
+    files: list[Path] = []
     seen: set[str] = set()
     for match in matches:
         if not match.is_dir():
-            found.setdefault((real_path(match.parent), match.name), match)
+            files.append(match)
             continue
         below: list[Path] = []
         for place, names in _walk(match, seen):
             names = _without_old_shards(place, names) if "state.json" in names else names
             below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
         all_files = set(below)
-        for file in (match / file for file in below if not is_own_output(file, all_files)):
-            found.setdefault((real_path(file.parent), file.name), file)
+        files += [match / file for file in below if not is_own_output(file, all_files)]
+    # A pattern may match a file, its folder, and links to one of its folders: the first counts.
+    real_path = functools.cache(os.path.realpath)
+    found: dict[tuple[str, str], Path] = {}
+    for file in files:
+        found.setdefault((real_path(file.parent), file.name), file)
     return list(found.values())
 
 
