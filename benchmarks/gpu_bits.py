@@ -74,7 +74,7 @@ def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
     for kind, differences in KINDS.items():
         if kind in case:
             fields = {**fields, **differences}
-    shape = (2, 511) if "2 x 511" in case else SHAPE
+    shape = (2, 511) if "2 x 511" in case else (32, 512) if "26m" in case else SHAPE
     optimizer = "muon" if "Muon" in case else "adamw"
     dtype = "float32" if "float32" in case else "bfloat16"
     training = Training(fields, device, *shape, compiled="Flex" in case, optimizer=optimizer, dtype=dtype)

@@ -106,7 +106,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
             group["lr"] = get_lr(step, ENDLESS, LEARNING_RATE)
         # One context around the whole loop would cache the first step's half-precision weights, and every later step would
         # use them.
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, pick_dtype("bfloat16", device)[0], enabled=device.type == "cuda"):
             output = model(inputs)
             losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
             loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
@@ -153,9 +153,9 @@ def train_hf(
 
 
 def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
-    """As train_pretrain.py does, without CUDA graphs."""
+    """As train_pretrain.py does."""
     T = args.max_seq_len
-    training = Training(fields, device, args.rows, T, compiled=args.use_compile == "1", cuda_graphs=False)
+    training = Training(fields, device, args.rows, T, compiled=args.use_compile == "1")
     engine = training.engine
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
@@ -171,7 +171,7 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
         # Its processes persist over epochs, as in the trainer: a GPU finishes these documents in a moment. On a CPU each process
         # would take time from the training.
         on_gpu = device.type == "cuda"
-        loader = Loader(Assembler(corpus.store), num_workers=int(on_gpu), pin_memory=on_gpu)
+        loader = Loader(Assembler(corpus.store, args.rows if on_gpu else 0), num_workers=int(on_gpu), pin_memory=on_gpu)
         with contextlib.closing(loader):
             for epoch in itertools.count():
                 plan = corpus.plan(epoch)

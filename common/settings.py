@@ -216,8 +216,9 @@ PlainLoader.add_constructor(NULL, lambda loader, node: None)
 
 def write_settings(settings: Any, path: Path) -> None:
     """Write a YAML file that `--config` reads as the same Settings. Those that are None are left out."""
-    # Fields alone: fine-tuning sets what is a flag of pretraining.
-    names = [one.name for one in fields(settings)]
+    # Only flags: fine-tuning has fields of pretraining that are not its flags.
+    flags = {one.name for group in settings.groups() for one in fields(group)}
+    names = [one.name for one in fields(settings) if one.name in flags]
     values = {name: value for name in names if (value := getattr(settings, name)) is not None}
     # U+0085 is a line end for YAML: PyYAML reads it as a space unless it is escaped.
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode="\\x85" not in repr(values))

@@ -261,8 +261,8 @@ def verdict(difference: float, positions: int, what: str) -> str:
 
 # Flags that shape what is learned; those that name files, hosts and accounts are left out.
 SHAPING = (
-    "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps", "optimizer", "learning_rate",
-    "muon_lr", "lr_schedule", "warmup_iters", "weight_decay", "dtype", "seed",
+    "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps", "rows_per_update", "optimizer",
+    "learning_rate", "muon_lr", "embed_lr", "lr_schedule", "decay_share", "warmup_iters", "weight_decay", "init_scheme", "dtype", "seed",
 )  # fmt: skip
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 TEXT = 'prompt = tokenizer("The harbour", return_tensors="pt")'

@@ -43,7 +43,7 @@ def apply(name, place):
             path.write_text(f"{text}\n\n{code}", encoding="utf-8")
             continue
         before = where.removeprefix("in place of ")
-        assert text.count(f"\n{before}\n") == 1, f"{file} has no line {before}"
+        assert text.count(f"\n{before}\n") == 1, f"{file} has no line {before}: change this block of CONTRIBUTING.md"
         path.write_text(text.replace(f"\n{before}\n", f"\n{code}"), encoding="utf-8")
 
 

@@ -147,12 +147,14 @@ class RunFiles:
 class Identity:
     """Properties that a resume must share with its run: {name: value}, the same on all ranks.
 
-    flags_to_check: {entry: flags to check if it differs}. ignored_on_resume: flags that a resume ignores.
+    flags_to_check: {entry: flags to check if it differs}. ignored_on_resume: flags that a resume ignores. defaults: values of
+    entries that an older checkpoint lacks.
     """
 
     entries: Mapping[str, object]
     flags_to_check: Mapping[str, str] = field(default_factory=dict)
     ignored_on_resume: Sequence[str] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 # (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)

@@ -178,4 +178,5 @@ PLAIN_TEXT = Format(_find_whole_text, _text_of_file)
 
 
 def _format_of(path: Path) -> Format:
-    return FORMATS.get(kind_of(path).suffix, PLAIN_TEXT)
+    kind = kind_of(path)
+    return PLAIN_TEXT if kind.is_text else FORMATS[kind.suffix]

@@ -14,10 +14,6 @@ from tests.helpers import is_running, wait_until
 CPU = torch.device("cpu")
 
 
-def test_a_check_passes_on_a_cpu():
-    assert gpu_checks.BAD_NUMBERS["NaN and infinity"](CPU)
-
-
 @pytest.mark.slow
 def test_electra_learns_on_a_cpu():
     assert gpu_electra.learns_and_is_fine_tuned(CPU).startswith("a held-out AUC of 0.")
@@ -91,25 +87,6 @@ def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, 
         main(tmp_path, "--sections", "0")
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_running, pids)))
-
-
-def test_no_section_goes_on_beyond_nine_minutes(tmp_path, monkeypatch):
-    assert [gpu.limit_of(number, 0, "cuda") for number in (0, 3)] == [90, 120]
-    assert gpu.limit_of(3, 500, "cuda") == gpu.END_S - 500 == 35
-    assert gpu.limit_of(3, 501, "cuda") == 0
-    assert gpu.END_S < 9 * 60
-    monkeypatch.setattr(gpu, "limit_of", lambda *_: 0)
-    code, (left_out,) = main(tmp_path, "--sections", "3")
-    assert code == 1 and left_out["what"] == "left out"
-
-
-@pytest.mark.slow
-def test_sections_on_a_cpu(tmp_path):
-    """One of figures, and one of checks."""
-    code, results = main(tmp_path, "--sections", "0", "5")
-    assert code == 0 and {result["section"] for result in results} == {0, 5}
-    found = {result["what"]: result["value"] for result in results}
-    assert found["torch"] == torch.__version__ and found["best product"] > 0
 
 
 def test_the_first_tensor_that_differs_is_named_and_a_process_that_fails_too(monkeypatch, capsys):

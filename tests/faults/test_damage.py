@@ -141,8 +141,8 @@ def other_tokenizer(folder):
             "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): ",
         ),
         ({"tokenizer_path": other_tokenizer}, "another tokenizer (--tokenizer_path): "),
-        # What would change which document stands where: the order could not be continued.
         ({"max_seq_len": 16}, "max_seq_len"),
+        ({"num_attention_heads": 8}, "another architecture num_attention_heads"),
     ],
     # The same in each process of pytest-xdist
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),

@@ -100,7 +100,7 @@ def test_logits_to_keep_and_inputs_embeds():
     model, ids = tiny(), prompt()
     out = model.base_model(input_ids=ids, tokenizer=None)
     assert out.last_hidden_state.shape == (2, 7, 32) and out.past_key_values is None
-    assert model(ids, use_cache=True).past_key_values.get_seq_length() == 7
+    assert model(ids, None, None, True).past_key_values.get_seq_length() == 7
     assert model(ids, past_key_values=DynamicCache()).past_key_values.get_seq_length() == 7
     states = model(ids, output_hidden_states=True).hidden_states
     assert torch.equal(states[0], model.get_input_embeddings()(ids)) and torch.equal(states[-1], out.last_hidden_state)

@@ -7,7 +7,7 @@ from tests.helpers import records, train, write_corpus
 from tests.trainer.budget.test_plan import text
 from trainer import advice
 from trainer.advice import EXCESS_BEFORE_DECAY
-from trainer.budget import laws
+from trainer.budget import hardness
 from trainer.budget.laws import expected_loss
 from trainer.pretrain import outlook
 
@@ -21,7 +21,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
-    monkeypatch.setattr(laws, "text_scale", lambda *_: 0.6)
+    monkeypatch.setattr(hardness, "text_scale", lambda *_: 0.6)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
     assert "`expected` in the lines below: the training loss that runs of this size reach" in printed

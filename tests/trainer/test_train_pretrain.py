@@ -112,7 +112,7 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys):
     assert all(f"warning: --{name} {value}" in out for name, value in ignored.items())
 
 
-def test_the_interval_mean_is_over_tokens(data, tmp_path):
+def test_the_interval_mean_is_over_tokens(data, tmp_path, capsys):
     """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
     sums = []
 
@@ -129,7 +129,7 @@ def test_the_interval_mean_is_over_tokens(data, tmp_path):
         assert record["loss"] == pytest.approx(cross_entropy / targets, rel=1e-6)
         assert record["aux_loss"] == pytest.approx(aux / documents, rel=1e-6)
         last = record["step"]
-    assert last == len(sums) - 1
+    assert last == len(sums) - 1 and capsys.readouterr().out.count(" aux_loss:") == len(records(run))
 
 
 # ------------------------------------------------------------------------------------------------------- flags

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dataset.corpus import EVAL_ROWS, split_by_hash
+from dataset.corpus import EVAL_ROWS, Corpus, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
-from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
-from trainer.budget import laws
+from trainer.budget import hardness, laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
@@ -86,7 +86,7 @@ class Data:
     tokens_of_pass: tokens that one pass trains. parts: its sources; in a mixture some repeat before others are used up.
     most_tokens: of a run that is one plan, see Corpus; None: unlimited. T: positions of a row; fill: share of them that hold a
     token. context: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
-    share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
+    share of the documents. text_scale: see hardness.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
     of useful passes over the text. trains_answers: see TextKind.
     """
 
@@ -119,66 +119,72 @@ class Data:
 
 
 def look_at_data(
-    settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS, verbose: bool = True
+    settings: PretrainSettings,
+    given: Collection[str],
+    ranks: Ranks,
+    kind: TextKind = DOCUMENTS,
+    text_scale: float | None = None,
 ) -> Data:
-    """Tokenise new text, and count. given: names of the given settings. verbose: see open_corpus. Errors: DataError, UserError."""
+    """Tokenise new text, and count. given: names of the given settings. text_scale: of the same text, if it is known.
+
+    Errors: DataError, UserError.
+    """
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    corpus = open_corpus(settings, encoder, ranks, kind, verbose)
-    epoch = corpus.plan(0)
-    # share held out here; what the user holds out is not in `epoch`
-    newly_held_out = 0.0
-    n_documents = len(corpus.documents)
-    # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
-    n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
+    # The first look has announced the embedded corpus.
+    corpus = open_corpus(settings, encoder, ranks, kind, verbose=text_scale is None)
     is_free = not {"val_path", "val_fraction"} & set(given)
-    if (
-        is_free
-        and len(corpus.store) == 1
-        and encoder.can_hold_out_part
-        and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS
-    ):
-        # One long document: its last part
-        newly_held_out = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
-    elif is_free and n_documents >= FEWEST_DOCUMENTS:
-        fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
-        # One digit is enough, and reads well in a command.
-        newly_held_out = float(f"{fraction:.1g}")
-        # Copies of a document are held out together: with few unique ones it may be none or all.
-        _, held_out = split_by_hash(corpus.store, corpus.documents, newly_held_out)
-        tokens_held_out = int(np.diff(corpus.store.offsets)[held_out].sum())
-        if not 0 < tokens_held_out <= MOST_HELD_OUT * n_tokens:
-            newly_held_out = 0.0
-    val_fraction = newly_held_out or settings.val_fraction
-    trained_part = 1 - newly_held_out
-    tokens_of_pass = trained_part * epoch.n_pairs
+    # Asked of rank 0: the next line is for all ranks, or for none.
+    share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
+    if share:
+        settings = replace(settings, val_fraction=share)
+        corpus = open_corpus(settings, encoder, ranks, kind, verbose=False)
+    epoch = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = epoch.row_targets(0, epoch.n_rows)
-    part_of_sources = trained_part * epoch.n_pairs / targets
+    tokens_per_target = epoch.n_pairs / targets
     validation = corpus.validation()
-    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
 
     def batch_of(rows: int) -> Batch:
         return corpus.assembler(rows)[epoch.recipe(range(min(rows, epoch.n_rows)))]
 
     return Data(
         vocab_size=encoder.vocab_size,
-        tokens_of_pass=tokens_of_pass,
+        tokens_of_pass=epoch.n_pairs,
         T=epoch.T,
         fill=epoch.fill,
         context=mean_context(epoch),
         bytes_per_target=corpus.bytes_per_target(),
-        evaluated=batches * EVAL_ROWS * epoch.T,
-        val_fraction=val_fraction,
-        text_scale=laws.text_scale(corpus.store, tokenizer),
-        parts=tuple(part._replace(unique=part_of_sources * part.unique) for part in laws.parts_of(corpus, targets)),
+        evaluated=0 if validation is None else len(validation) * EVAL_ROWS * epoch.T,
+        val_fraction=settings.val_fraction,
+        text_scale=text_scale or hardness.text_scale(corpus.assembler(), epoch, validation),
+        parts=tuple(part._replace(unique=tokens_per_target * part.unique) for part in laws.parts_of(corpus, targets)),
         batch_of=batch_of,
         # One pass is the longest run there is, see dataset/mixture.py.
-        most_tokens=tokens_of_pass if corpus.is_one_plan else None,
+        most_tokens=epoch.n_pairs if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
         trains_answers=kind.trains_answers,
     )
+
+
+def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
+    """The share of a corpus that a plan holds out for validation; 0: nothing."""
+    n_documents = len(corpus.documents)
+    # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
+    n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
+    if len(corpus.store) == 1 and encoder.can_hold_out_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS:
+        # One long document: its last part
+        return float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
+    if n_documents < FEWEST_DOCUMENTS:
+        return 0.0
+    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
+    # One digit is enough, and reads well in a command.
+    fraction = float(f"{fraction:.1g}")
+    # Copies of a document are held out together: with few unique ones it may be none or all.
+    _, held_out = split_by_hash(corpus.store, corpus.documents, fraction)
+    tokens_held_out = int(np.diff(corpus.store.offsets)[held_out].sum())
+    return fraction if 0 < tokens_held_out <= MOST_HELD_OUT * n_tokens else 0.0
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
     if cut.at_once > 1:
         micro_batches += f" on each of {cut.at_once} ranks"
-    rates = f"{chosen.learning_rate:g} (AdamW)"
+    rates = f"{chosen.learning_rate:g} ({'AdamW' if chosen.optimizer == 'adamw' else chosen.optimizer})"
     if chosen.optimizer == "muon":
         embed_lr = chosen.embed_lr or chosen.learning_rate
         rates = (
@@ -175,6 +175,8 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         )
     error = loss_error(plan, costs, chosen)
     loss = "not known for such a run"
+    if laws.is_repeated_too_often(plan.passes) and chosen.from_weight == "none" and not chosen.use_moe:
+        loss = f"not known for more than {laws.MOST_PASSES} passes: a model memorises what it reads so often"
     if error is not None:
         bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_target
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
@@ -224,7 +226,9 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
     is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
-    is_unlike_the_law |= costs.data.text_scale < laws.MEASURED_SCALES[0]
+    # A custom optimiser has no law.
+    is_unlike_the_law |= chosen.optimizer not in ("adamw", "muon")
+    is_unlike_the_law |= costs.data.text_scale < laws.EASIEST
     # unique tokens
     tokens = min(plan.tokens, costs.data.unique)
     is_unlike_the_law |= tokens < laws.FEWEST_TOKENS

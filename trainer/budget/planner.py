@@ -2,7 +2,7 @@
 
     plan_run             the settings of the run
       look_at_machine    the faster precision, and its FLOP/s
-      look_at_data       the amount of text, and how hard it is (costs.py)
+      look_at_data       the amount of text, and how hard it is (costs.py, hardness.py)
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
@@ -165,6 +165,10 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
             "--budget_tokens"
         )
+    if settings.optimizer not in ("adamw", "muon") and "learning_rate" not in given:
+        raise UserError(
+            f"--optimizer {settings.optimizer} with a budget: add --learning_rate, since plans have rates for adamw and muon"
+        )
     if settings.from_weight != "none" and "learning_rate" not in given:
         raise UserError(
             "--from_weight with a budget: add --learning_rate, since the rates of a plan are for fresh weights (2e-5 is "
@@ -244,7 +248,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     if is_fixed or is_eager or costs.data.context < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = look_at_data(longer, given, ranks, kind, verbose=False)
+    data = look_at_data(longer, given, ranks, kind, costs.data.text_scale)
     longer_costs = RunCosts(longer, data, costs.machine, given)
 
     def is_worth_it() -> bool:

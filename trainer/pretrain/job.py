@@ -12,7 +12,7 @@ import torch
 
 from common.errors import user_errors
 from dataset.packing import RowPlan
-from model.config import ARCHITECTURE
+from model.config import ARCHITECTURE, DECLARATIONS
 from trainer.budget.outcome import plan_path, write_plan
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine, schedule_of
@@ -99,6 +99,9 @@ class PretrainJob(Job):
                 "row layout": self.corpus.layout(),
                 "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
+            },
+            defaults={
+                "architecture": {name: DECLARATIONS[name]["defaults"][self.config.generation] for name in ARCHITECTURE}
             },
             flags_to_check={
                 "data": self.kind.data_flags,

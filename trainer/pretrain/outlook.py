@@ -14,7 +14,7 @@ from dataset.corpus import Corpus
 from dataset.store.format import Documents, Ints
 from model.config import parameter_count
 from trainer.advice import Command, Forecast, explain_expected_loss, next_command, pretraining_notices
-from trainer.budget import laws
+from trainer.budget import hardness, laws
 from trainer.engine import rows_of_update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, Outlook
 from trainer.machine.ranks import Ranks
@@ -95,9 +95,10 @@ def pretraining_outlook(
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     scale = 0.0
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
-        scale = laws.text_scale(corpus.store, first_model.tokenizer)
-    # No forecast for text that is much easier than any that was measured: four of five were wrong.
-    if scale >= laws.MEASURED_SCALES[0]:
+        # The lines of the log show it beside the training loss.
+        scale = hardness.text_scale(corpus.assembler(), first_plan, None)
+    # No forecast for text that is much easier than any that was measured.
+    if scale >= laws.EASIEST:
         muon = settings.optimizer == "muon"
         parts = laws.parts_of(corpus, trained)
         law = partial(
@@ -168,5 +169,6 @@ def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
     begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
     # A document may be longer than the whole sample; a token hardly ever has less than a byte.
     places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    raw = laws.decoded_text(store, places, tokenizer)
+    texts = [tokenizer.decode(store.tokens[begin:end].tolist(), skip_special_tokens=True) for begin, end in places]
+    raw = "\n".join(texts).encode(errors="replace")
     return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)

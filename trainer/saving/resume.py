@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from common.errors import UserError, user_errors
 from common.flags import AUTO
+from common.settings import field_default
 from common.wording import counted
 from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
@@ -195,7 +196,8 @@ class Saver:
                 f"{path}: this run was started without --budget: continue without it, or start without --from_resume"
             )
         identity = self.job.identity
-        before, now = flatten_facts(state["identity"]), flatten_facts(identity.entries)
+        before = flatten_facts(identity.defaults) | flatten_facts(state["identity"])
+        now = flatten_facts(identity.entries)
         for what in [*now, *before]:
             if before.get(what) != now.get(what):
                 flags = f" ({identity.flags_to_check[what]})" if what in identity.flags_to_check else ""
@@ -217,7 +219,10 @@ class Saver:
 
     def _announce_changes(self, state: dict[str, Any]) -> None:
         """Report settings that differ from those of the checkpoint."""
-        before, now = state["settings"], vars(self.settings)
+        now = vars(self.settings)
+        # A flag that is newer than the checkpoint had its default.
+        kind: Any = type(self.settings)
+        before = {name: field_default(kind, name) for name in now} | state["settings"]
         for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
             if before.get(name) == now.get(name):
                 continue

@@ -52,7 +52,7 @@ def error_of(plan=None, data=None, **said):
         (laws.LOSS_ERROR_ELSEWHERE, {"data": {"text_scale": 1.4}}),
         (None, {"from_weight": "pretrain"}),
         (None, {"use_moe": True}),
-        (None, {"data": {"text_scale": 0.4}}),
+        (None, {"data": {"text_scale": 0.3}}),
     ],
 )
 def test_the_small_range_is_for_what_was_measured(error, changes):

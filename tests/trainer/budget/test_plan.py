@@ -1,18 +1,13 @@
 """Planning. References: every plan of a brute-force search, and what a plan promises of itself."""
 
-import bz2
 import math
 from functools import partial
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from common.errors import UserError
-from common.start import ROOT
 from dataset.loader import Batch
-from dataset.tokenizing.encoder import load_tokenizer
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import Data, Machine
@@ -103,12 +98,6 @@ def layers_off(plan):
     fewest, most = laws.layers_for(plan.config.hidden_size, plan.tokens)
     wanted = min(max(plan.config.num_hidden_layers, fewest), most)
     return abs(math.log(plan.config.num_hidden_layers / wanted))
-
-
-def test_more_time_gives_a_larger_model_and_a_lower_loss():
-    plans = [best(seconds=float(seconds)) for seconds in (180, 600, 1800, 3600, 14400)]
-    assert [plan.loss for plan in plans] == sorted((plan.loss for plan in plans), reverse=True)
-    assert [plan.parameters for plan in plans] == sorted(plan.parameters for plan in plans)
 
 
 def test_a_budget_of_tokens_takes_a_model_that_they_train():
@@ -240,22 +229,6 @@ def test_each_source_of_a_mixture_is_repeated_by_itself():
     assert of_mixture.passes == pytest.approx(0.8, rel=0.01) and of_a_text.passes == pytest.approx(2, rel=0.01)
 
 
-def test_the_expected_loss_falls_with_size_layers_and_tokens():
-    def losses(parameters=(3e6,), layers=(4,), tokens=(1e7,), scale=1.0):
-        return [
-            laws.expected_loss(size, depth, length, text(1e9), scale)
-            for size in parameters
-            for depth in layers
-            for length in tokens
-        ]
-
-    several = {"tokens": (1e6, 3e6, 1e7, 1e8), "parameters": (5e5, 1e6, 1e7), "layers": (2, 3, 4, 8)}
-    for name, values in several.items():
-        found = losses(**{"tokens": (1e8,), name: values})
-        assert found == sorted(found, reverse=True) and found[0] > found[-1]
-    assert losses(scale=0.5) == [losses()[0] / 2]
-
-
 def test_repeated_text_has_more_weight_decay():
     """References: the best of the sweeps of docs/experiments.md, within a factor of two."""
     assert laws.muon_weight_decay(0.05, 644, 10) == laws.muon_weight_decay(1.0, 644, 10) == laws.WEIGHT_DECAY
@@ -273,30 +246,10 @@ def test_repeated_text_has_more_weight_decay():
     assert laws.muon_weight_decay(6.0, 1_000_000, 1) == laws.WEIGHT_DECAY
 
 
-@pytest.mark.parametrize(
-    ("parameters", "layers", "tokens", "different", "loss"),
-    [
-        # Curves of as many operations
-        (0.52e6, 2, 2.91e6, 25.1e6, 5.134),
-        (1.21e6, 2, 20.14e6, 25.1e6, 4.287),
-        # 10, 30 and 40 minutes, with few layers and with many
-        (2.02e6, 2, 16.3e6, 25.1e6, 4.249),
-        (5.16e6, 10, 11.9e6, 25.1e6, 4.066),
-        # What three layers are known by
-        (1.41e6, 3, 17.6e6, 25.1e6, 4.286),
-        # Two hours
-        (5.86e6, 3, 40.5e6, 35.3e6, 3.540),
-        (7.28e6, 8, 71.6e6, 35.3e6, 3.289),
-    ],
-)
-def test_the_law_meets_the_runs_that_were_measured(parameters, layers, tokens, different, loss):
-    """References: docs/experiments.md, "Today's law", some runs of each kind."""
-    expected = laws.expected_loss(parameters, layers, tokens, text(different))
-    assert expected == pytest.approx(loss, rel=laws.LOSS_ERROR)
-
-
+# scales by bz2, the former rule: the law is tested here, not the scale
 FIVE_CORPORA = {"different": 1.77e7, "scale": 0.982}
 ALL_OF_THEM = {"different": 3.53e7, "scale": 1.0}
+WIKI = {"different": 2.51e7, "scale": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -316,30 +269,25 @@ ALL_OF_THEM = {"different": 3.53e7, "scale": 1.0}
         (7.28e6, 8, 4, 56.8e6, {**ALL_OF_THEM, "context": 1316}, 3.096, 0.005),
         # without heads that copy
         (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
+        (0.52e6, 2, 0, 2.91e6, WIKI, 5.134, 0.05),
+        (2.02e6, 2, 0, 16.3e6, WIKI, 4.249, 0.05),
+        (5.16e6, 10, 0, 11.9e6, WIKI, 4.066, 0.05),
+        # What three layers are known by
+        (1.41e6, 3, 0, 17.6e6, WIKI, 4.286, 0.05),
+        # Two hours
+        (5.86e6, 3, 0, 40.5e6, ALL_OF_THEM, 3.540, 0.05),
+        (7.28e6, 8, 0, 71.6e6, ALL_OF_THEM, 3.289, 0.05),
         # a megabyte of novels, read eight times
         (2.60e6, 2, 3, 2.3e6, {"different": 0.29e6, "scale": 0.841}, 4.066, 0.01),
     ],
 )
-def test_the_law_meets_the_runs_whose_first_weights_copy(parameters, layers, heads, tokens, of_text, loss, error):
-    """References: docs/experiments.md, "Induction heads"."""
+def test_the_law_meets_the_runs_that_were_measured(parameters, layers, heads, tokens, of_text, loss, error):
+    """References: docs/experiments.md, "Today's law" and "Induction heads", some runs of each kind."""
     different, scale, context = of_text["different"], of_text["scale"], of_text.get("context", laws.CONTEXT_OF_LAW)
     expected = laws.expected_loss(
         parameters, layers, tokens, text(different), scale, induction_heads=heads, context=context
     )
     assert expected == pytest.approx(loss, rel=error)
-
-
-def test_the_scale_of_a_text_is_what_bz2_makes_of_its_tokens():
-    tokenizer = load_tokenizer(ROOT / "model")
-    ids = tokenizer((ROOT / "README.md").read_text(encoding="utf-8"))["input_ids"]
-
-    def scale(tokens):
-        return laws.text_scale(SimpleNamespace(tokens=np.array(tokens, np.uint16)), tokenizer)
-
-    bits = 8 * len(bz2.compress(tokenizer.decode(ids).encode()))
-    assert scale(ids) == pytest.approx(bits / len(ids) / laws.BITS_OF_WIKI, rel=0.01)
-    assert scale(ids * 4) < scale(ids)
-    assert scale([tokenizer.bos_token_id] * 9) == 1.0
 
 
 def test_the_rate_of_adamw_is_near_the_best_that_was_measured():

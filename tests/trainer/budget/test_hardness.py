@@ -1,0 +1,76 @@
+"""How hard a text is. References: the definitions, token by token."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dataset.corpus import Corpus
+from dataset.tokenizing.encoder import DocumentEncoder
+from trainer.budget import hardness
+from trainer.budget.hardness import mixture_loss, ngram_predictions, row_predictions, text_scale
+
+
+def kneser_ney(trained, context, token, is_longest=True):
+    """P(token | context), with counts of occurrences for the longest context and of different tokens before it for others."""
+    n = len(context) + 1
+    grams = [tuple(trained[i : i + n]) for i in range(len(trained) - n + 1)]
+    if not is_longest:
+        grams = [gram[1:] for gram in {tuple(trained[i : i + n + 1]) for i in range(len(trained) - n)}]
+    counts = Counter(grams)
+    lower = kneser_ney(trained, context[1:], token, False) if context else 1 / (max(trained) + 1)
+    after = {gram[-1]: count for gram, count in counts.items() if gram[:-1] == context}
+    if not after:
+        return lower
+    once, twice = (sum(count == number for count in counts.values()) for number in (1, 2))
+    discount = (once + 1) / (once + 2 * twice + 3)
+    return (max(after.get(token, 0) - discount, 0) + discount * len(after) * lower) / sum(after.values())
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_ngrams_predict_as_kneser_and_ney_say(monkeypatch, order):
+    monkeypatch.setattr(hardness, "ORDER", order)
+    rng = np.random.default_rng(0)
+    trained, evaluated = rng.integers(0, 9, 120), rng.integers(0, 9, 60)
+    trained[7] = 8
+    contexts = [tuple(evaluated[max(i + 1 - order, 0) : i].tolist()) for i in range(60)]
+    wanted = [
+        kneser_ney(trained.tolist(), context, token, len(context) == order - 1)
+        for context, token in zip(contexts, evaluated.tolist(), strict=True)
+    ]
+    assert ngram_predictions(trained, evaluated) == pytest.approx(wanted)
+
+
+def test_a_row_predicts_what_followed_the_same_tokens():
+    rows = np.random.default_rng(0).integers(0, 4, (3, 20))
+    predictions, longest = row_predictions(rows)
+    for place, token in enumerate(rows.reshape(-1).tolist()):
+        row, i = rows[place // 20].tolist(), place % 20
+        lengths = 0
+        for length in range(min(i, 2) + 1):
+            after = [row[j] for j in range(length, i) if row[j - length : j] == row[i - length : i]]
+            assert predictions[length, place] == (after.count(token) / len(after) if after else 0)
+            lengths += bool(after)
+        assert longest[place] == lengths
+
+
+def test_a_mixture_has_the_best_weights_of_each_group():
+    """Reference: of two constant predictions the better one gets all the weight."""
+    predictions = np.array([[0.5, 0.5, 0.1, 0.1], [0.25, 0.25, 0.2, 0.2]])
+    expected = -np.log([0.5, 0.5, 0.2, 0.2]).mean()
+    assert mixture_loss(predictions, np.array([0, 0, 1, 1])) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.2])
+def test_a_text_in_order_is_easier(tmp_path, tokenizer, held_out):
+    def scale(texts):
+        path = tmp_path / f"{len(texts)}.txt.jsonl"
+        path.write_text("\n".join(json.dumps({"text": " ".join(words)}) for words in texts))
+        corpus = Corpus([str(path)], DocumentEncoder(tokenizer), max_seq_len=64, seed=0, val_fraction=held_out)
+        return text_scale(corpus.assembler(), corpus.plan(0), corpus.validation())
+
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    rng = np.random.default_rng(0)
+    assert scale([np.roll(words, i) for i in range(301)]) < scale([rng.permutation(words) for _ in range(302)]) < 1
+    assert scale([["some"], ["text"]]) > 0

@@ -1,0 +1,162 @@
+"""How hard a text is for a small model: the loss of a simpler model, which is counted in a second.
+
+It mixes what small models learn first: which token follows another in the training text, and what followed the same tokens
+earlier in the row, which induction heads find. docs/experiments.md, "How hard a text is", compares it with trained models.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.corpus import ValidationBatches
+from dataset.loader import Assembler
+from dataset.packing import RowPlan
+from dataset.store.format import Ints
+
+Floats = NDArray[np.float64]
+
+# sampled tokens of the training and of the validation documents
+TRAINED_TOKENS = 1_000_000
+EVALUATED_TOKENS = 100_000
+ROWS_AT_ONCE = 256
+# with fewer tokens the validation documents may be unlike others
+FEWEST_EVALUATED_TOKENS = 2_000
+# one of so many rows is evaluated if there is no validation
+ROWS_PER_EVALUATED = 11
+# Pairs of tokens: longer n-grams remember near copies word for word, which small models do not.
+ORDER = 2
+# Tokens of a row. Longer rows predict the losses of trained models less well: these use little of what is further away.
+ROW = 256
+# tokens of the longest context that is looked for earlier in the row
+LONGEST_CONTEXT = 2
+EM_STEPS = 30
+# nats per token of the simpler model on text of scale 1, and the power of its loss that trained models' losses follow: fitted to
+# 19 texts
+LOSS_OF_WIKI = 5.05
+POWER = 1.49
+# power of TRAINED_TOKENS / tokens by which the loss is higher after fewer tokens
+POWER_OF_TRAINED = 0.05
+
+
+def text_scale(assembler: Assembler, plan: RowPlan, validation: ValidationBatches | None) -> float:
+    """How hard the validation documents are for a model of the plan's rows, relative to the text of `laws.wiki_loss`.
+
+    Without validation, or with less than FEWEST_EVALUATED_TOKENS, some of the plan's rows take its place.
+    """
+    if validation is None or validation.plan.n_pairs < FEWEST_EVALUATED_TOKENS:
+        rows = sampled_rows(plan, TRAINED_TOKENS + EVALUATED_TOKENS)
+        is_evaluated = np.arange(len(rows)) % ROWS_PER_EVALUATED == 0
+        evaluated = tokens_of(assembler, plan, rows[is_evaluated])
+        rows = rows[~is_evaluated]
+    else:
+        rows = sampled_rows(plan, TRAINED_TOKENS)
+        evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
+    trained = tokens_of(assembler, plan, rows)
+    row = min(ROW, len(evaluated))
+    if row < ORDER or len(trained) < ORDER:
+        return 1.0
+    evaluated = evaluated[: len(evaluated) // row * row]
+    from_row, longest = row_predictions(evaluated.reshape(-1, row))
+    from_text = ngram_predictions(trained, evaluated)
+    loss = mixture_loss(np.concatenate([from_row, from_text[None]]), longest)
+    loss_of_wiki = LOSS_OF_WIKI * (TRAINED_TOKENS / len(trained)) ** POWER_OF_TRAINED
+    return (loss / loss_of_wiki) ** POWER
+
+
+def sampled_rows(plan: RowPlan, tokens: int) -> Ints:
+    """Numbers of rows with about so many tokens, spread over the plan: shares of a mixture may change over it."""
+    n = min(math.ceil(tokens / (plan.T * plan.fill)), plan.n_rows)
+    return np.linspace(0, plan.n_rows - 1, n).astype(np.int64)
+
+
+def tokens_of(assembler: Assembler, plan: RowPlan, rows: Ints) -> Ints:
+    """int64 [n]: the tokens of these rows, one after the other."""
+    tokens = [np.empty(0, np.int64)]
+    # With --pack 0 most of a row may be padding.
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        batch = assembler[plan.recipe(rows[first : first + ROWS_AT_ONCE])]
+        tokens.append(batch.input_ids[batch.document_ids >= 0].numpy())
+    return np.concatenate(tokens)
+
+
+def ngram_predictions(trained: Ints, evaluated: Ints) -> Floats:
+    """[len(evaluated)]: the probability of each token after the ORDER - 1 before it.
+
+    Interpolated Kneser-Ney with a discount for each order: Chen and Goodman 1999, "An empirical study of smoothing techniques for
+    language modeling", section 2.7.
+    """
+    size = int(max(trained.max(), evaluated.max())) + 1
+    probability = np.full(len(evaluated), 1 / size)
+    for order in range(1, ORDER + 1):
+        grams, counts = np.unique(ngrams(trained, order, size), return_counts=True)
+        if order < ORDER:
+            # not occurrences, but different tokens before them
+            longer = np.unique(ngrams(trained, order + 1, size))
+            grams, counts = np.unique(longer % size**order, return_counts=True)
+        once, twice = (counts == 1).sum(), (counts == 2).sum()
+        # one more of each, so that a small text also leaves something for what it lacks
+        discount = (once + 1) / (once + 2 * twice + 3)
+        contexts, context_of_gram = np.unique(grams // size, return_inverse=True)
+        totals = np.bincount(context_of_gram, weights=counts)
+        followers = np.bincount(context_of_gram)
+        # The first tokens keep the prediction of a lower order, since their context is shorter.
+        wanted = ngrams(evaluated, order, size)
+        count = values_at(grams, counts, wanted)
+        total = values_at(contexts, totals, wanted // size)
+        left = discount * values_at(contexts, followers, wanted // size)
+        lower = probability[order - 1 :]
+        higher = (np.maximum(count - discount, 0) + left * lower) / np.maximum(total, 1)
+        probability[order - 1 :] = np.where(total > 0, higher, lower)
+    return probability
+
+
+def ngrams(tokens: Ints, order: int, size: int) -> Ints:
+    """int64 [len(tokens) - order + 1]: each sequence of `order` tokens as one number. size: of the vocabulary."""
+    n = len(tokens) - order + 1
+    grams = np.zeros(n, np.int64)
+    for place in range(order):
+        grams = grams * size + tokens[place : place + n]
+    return grams
+
+
+def values_at(keys: Ints, values: Ints | Floats, wanted: Ints) -> Ints | Floats:
+    """The values of the wanted keys, 0 where there is none. keys: sorted."""
+    place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], 0)
+
+
+def row_predictions(rows: Ints) -> tuple[Floats, Ints]:
+    """Predictions by what followed the same context earlier in a row. rows [R, T].
+
+    Returns ([contexts, R * T], [R * T]): the probability of each token by the contexts of 0 to LONGEST_CONTEXT tokens before it, and
+    how many of these occurred before.
+    """
+    n = 1 + LONGEST_CONTEXT
+    seen = np.zeros((n, *rows.shape), np.int32)
+    hits = np.zeros((n, *rows.shape), np.int32)
+    for lag in range(1, rows.shape[1]):
+        is_same = rows[:, lag:] == rows[:, :-lag]
+        # whether the context of each position is the same `lag` tokens before
+        agrees = np.ones_like(is_same)
+        for length in range(n):
+            seen[length, :, lag:] += agrees
+            agrees &= is_same
+            hits[length, :, lag:] += agrees
+            # one token longer: the position before agrees with its context
+            agrees = np.pad(agrees[:, :-1], ((0, 0), (1, 0)))
+    probability = hits / np.maximum(seen, 1)
+    return probability.reshape(n, -1), (seen > 0).sum(0).reshape(-1)
+
+
+def mixture_loss(predictions: Floats, group: Ints) -> float:
+    """Nats per token of a mixture of predictions [P, n], with the best weights for each group [n] of tokens, found by EM."""
+    nats = 0.0
+    for each in np.unique(group):
+        probability = predictions[:, group == each]
+        weights = np.full(len(predictions), 1 / len(predictions))
+        for _ in range(EM_STEPS):
+            parts = weights[:, None] * probability
+            weights = (parts / parts.sum(0)).mean(1)
+        nats -= float(np.log(weights @ probability).sum())
+    return nats / predictions.shape[1]
