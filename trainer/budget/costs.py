@@ -171,8 +171,9 @@ def look_at_data(
 def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     """The share of a corpus that a plan holds out for validation; 0: nothing."""
     n_documents = len(corpus.documents)
+    tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
-    n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
+    n_tokens = int(tokens_of_documents[corpus.documents].sum())
     if len(corpus.store) == 1 and encoder.can_hold_out_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS:
         # One long document: its last part
         return float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
@@ -183,7 +184,7 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     fraction = float(f"{fraction:.1g}")
     # Copies of a document are held out together: with few unique ones it may be none or all.
     _, held_out = split_by_hash(corpus.store, corpus.documents, fraction)
-    tokens_held_out = int(np.diff(corpus.store.offsets)[held_out].sum())
+    tokens_held_out = int(tokens_of_documents[held_out].sum())
     return fraction if 0 < tokens_held_out <= MOST_HELD_OUT * n_tokens else 0.0
 
 

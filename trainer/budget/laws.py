@@ -80,6 +80,8 @@ FEWEST_TOKENS = 1e5
 # Tokens that AdamW needs per token of Muon for the same loss: above 1.7 at 7.3 M parameters and 4 M tokens, with higher rates of
 # Muon than those below
 TOKENS_OF_ADAMW = 2.0
+# optimisers with a law and with learning rates for plans
+MEASURED_OPTIMIZERS = ("adamw", "muon")
 # Measured ranges of the law; beyond them it is a guess
 MEASURED_VOCABULARY = 6400
 MEASURED_PARAMETERS = (5e5, 1.5e7)

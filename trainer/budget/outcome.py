@@ -226,8 +226,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
     is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
-    # A custom optimiser has no law.
-    is_unlike_the_law |= chosen.optimizer not in ("adamw", "muon")
+    is_unlike_the_law |= chosen.optimizer not in laws.MEASURED_OPTIMIZERS
     is_unlike_the_law |= costs.data.text_scale < laws.EASIEST
     # unique tokens
     tokens = min(plan.tokens, costs.data.unique)

@@ -165,9 +165,10 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
             "--budget_tokens"
         )
-    if settings.optimizer not in ("adamw", "muon") and "learning_rate" not in given:
+    if settings.optimizer not in laws.MEASURED_OPTIMIZERS and "learning_rate" not in given:
         raise UserError(
-            f"--optimizer {settings.optimizer} with a budget: add --learning_rate, since plans have rates for adamw and muon"
+            f"--optimizer {settings.optimizer} with a budget: add --learning_rate, since plans have rates for "
+            f"{' and '.join(laws.MEASURED_OPTIMIZERS)}"
         )
     if settings.from_weight != "none" and "learning_rate" not in given:
         raise UserError(

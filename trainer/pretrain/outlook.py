@@ -91,7 +91,7 @@ def pretraining_outlook(
 
     # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
     forecast = None
-    has_law = settings.optimizer in ("adamw", "muon")
+    has_law = settings.optimizer in laws.MEASURED_OPTIMIZERS
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     scale = 0.0
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
