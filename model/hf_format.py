@@ -155,15 +155,15 @@ def read_config(folder: Path) -> MiniMindConfig:
             # minimind2 does not normalise a single weight.
             fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
         own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
-        twin = hf_config(own)
+        reference = hf_config(own)
         layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
         # rope_type first: the other entries follow from it.
-        names = ("rope_type", *rope, *twin.rope_parameters)
-        ropes = [(f"rope_parameters: {name}", rope.get(name), twin.rope_parameters.get(name)) for name in names]
+        names = ("rope_type", *rope, *reference.rope_parameters)
+        ropes = [(f"rope_parameters: {name}", rope.get(name), reference.rope_parameters.get(name)) for name in names]
         for name, value, expected in (
             *ropes,
             ("layer_types", sorted(layer_types), ["full_attention"]),
-            *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
+            *((name, getattr(config, name, None), getattr(reference, name, None)) for name in FIXED_FIELDS),
         ):
             if value != expected:
                 raise ValueError(f"{name} is {value!r:.60}; MiniMind has only {expected!r:.60}")

@@ -32,7 +32,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.networks import load_config, load_network
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.pretrain.first_model import existing_weights_hint
+from trainer.pretrain.initial_model import existing_weights_hint
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:

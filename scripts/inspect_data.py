@@ -84,7 +84,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
-from trainer.pretrain.first_model import relative_to_cwd
+from trainer.pretrain.initial_model import relative_to_cwd
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 

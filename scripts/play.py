@@ -48,7 +48,7 @@ from scripts.chat_template import default_template
 from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.first_model import existing_weights_hint
+from trainer.pretrain.initial_model import existing_weights_hint
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
 MOST_NEW_TOKENS = 1024

@@ -6,7 +6,7 @@ a job by this interface alone. CONTRIBUTING.md has a small job.
 
 The Trainer calls a job in this order:
 
-    outlook, make_fast                         once, before the first update
+    overview, compile_model                    once, before the first update
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
@@ -61,8 +61,8 @@ class JobPlan(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The process environment of a run. command: its command line, for the report. notices: lines about the processes,
+class RunContext:
+    """Ranks, device and stop signals of a run. command: its command line, for the report. notices: lines about the processes,
     printed before the first update.
     """
 
@@ -185,7 +185,7 @@ class Evaluation:
 
 
 @dataclass
-class Outlook:
+class RunOverview:
     """Facts and forecasts of a run, printed and recorded before the first update."""
 
     # plan of the next epoch
@@ -234,10 +234,10 @@ class Job(ABC):
         """The rows of an epoch, the same on every rank and at every call."""
 
     @abstractmethod
-    def outlook(self, progress: Progress) -> Outlook:
+    def overview(self, progress: Progress) -> RunOverview:
         """Facts and forecasts of the run from here on."""
 
-    def make_fast(self, outlook: Outlook) -> Sequence[str]:
+    def compile_model(self, overview: RunOverview) -> Sequence[str]:
         """Compile the model if that pays off. Returns lines for the user."""
         return ()
 

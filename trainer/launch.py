@@ -12,19 +12,19 @@ import torch
 import torch.distributed as dist
 
 from common.start import script_path, shell_line
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
-from trainer.saving.places import check_place, hold, release_all
+from trainer.saving.run_folder import check_writable, release_locks, take_lock
 from trainer.settings import MachineSettings
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
 
 def launch(
-    train: Callable[[SettingsT, Surroundings], int],
+    train: Callable[[SettingsT, RunContext], int],
     script: str,
     settings: SettingsT,
     argv: Sequence[str],
@@ -32,7 +32,7 @@ def launch(
     processes: int = 1,
     notices: Sequence[str] = (),
 ) -> int:
-    """Call train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
+    """Call train(settings, run_context) with the ranks joined and stop signals caught. Returns its exit code.
 
     script: its path in the repository. argv: the flags as typed. ddp: the user requires a launcher such as torchrun.
     processes: number of processes to fork into. notices: lines about them.
@@ -50,13 +50,13 @@ def launch(
             at_end.callback(torch.set_num_threads, torch.get_num_threads())
             # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
             torch.set_num_threads(threads_of_each(processes))
-            at_end.callback(release_all)
+            at_end.callback(release_locks)
             # Before a GPU is first used. CPU runs are deterministic anyway.
             if settings.deterministic and pick_device(settings.device).type == "cuda":
                 at_end.enter_context(deterministic())
             ranks, device = join()
             compare_settings(ranks, settings)
-            exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
+            exit_code = train(settings, RunContext(ranks, device, signals, command, notices))
             # After an error this is not reached, and the other ranks would not reach it either.
             if dist.is_initialized():
                 # A sharded model refers to the process group, and is part of reference cycles.
@@ -79,9 +79,9 @@ def lock_files(ranks: Ranks, *stems: Path) -> None:
     they cannot be written.
     """
 
-    def claim_all() -> None:
+    def check_and_lock() -> None:
         for stem in stems:
-            check_place(stem)
-            hold(stem)
+            check_writable(stem)
+            take_lock(stem)
 
-    on_main(ranks, claim_all)
+    on_main(ranks, check_and_lock)

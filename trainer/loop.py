@@ -23,14 +23,14 @@ from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.advice import OUT_OF_MEMORY_ADVICE, Forecast
 from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
-from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
+from trainer.saving.run_folder import check_space
 
 # Maximum wait of a save for the digest check; a stop signal waits for the save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -51,19 +51,19 @@ class Epoch(NamedTuple):
 
 
 class Trainer:
-    """Trains a Job in its Surroundings, and owns the state that changes during a run."""
+    """Trains a Job, and owns the state that changes during a run."""
 
     # set by `prepare` and `fit`
     loader: Loader
     stopwatch: Stopwatch
 
-    def __init__(self, job: Job, surroundings: Surroundings) -> None:
+    def __init__(self, job: Job, run_context: RunContext) -> None:
         self.job = job
-        self.surroundings = surroundings
-        self.ranks = surroundings.ranks
+        self.run_context = run_context
+        self.ranks = run_context.ranks
         self.settings = job.settings
-        self.device = surroundings.device
-        self.signals = surroundings.signals
+        self.device = run_context.device
+        self.signals = run_context.signals
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
         if self.engine.graphs is not None:
@@ -144,27 +144,27 @@ class Trainer:
         """Describe the run, compile the model and create the loader."""
         # Rank 0 reads the data for the report.
         with wait_for_all_ranks(self.ranks):
-            outlook = self.job.outlook(self.progress)
-            notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
+            overview = self.job.overview(self.progress)
+            notices = [*self.run_context.notices, *overview.notices, *self.job.compile_model(overview)]
         if self.engine.is_sharded:
             notices.append(f"{self.ranks.world_size} ranks share the weights, gradients and optimiser states")
-        schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
+        schedule = schedule_of(self.settings, self.ranks, overview.plan.n_rows)
         updates = schedule.n_updates * self.length.epochs
         if self.length.last_update < UNLIMITED:
             updates = int(self.length.last_update)
             self.length.epochs = math.ceil(updates / schedule.n_updates)
-        line, start = lines.describe(self.job, outlook, self.surroundings, schedule, updates)
-        for text in (*outlook.lines, line):
+        line, start = lines.describe(self.job, overview, self.run_context, schedule, updates)
+        for text in (*overview.lines, line):
             self.reporter.say(text)
         self.reporter.record(self.progress, start)
         for notice in notices:
             self.reporter.say(notice)
-        # Do not keep the outlook itself: its plan may be large.
-        self.shown, self.forecast = outlook.shown, outlook.forecast
+        # Do not keep the overview itself: its plan may be large.
+        self.shown, self.forecast = overview.shown, overview.forecast
         # Short runs do not wait for a measurement of the machine.
-        if outlook.flops >= SHORT_RUN_FLOPS:
+        if overview.flops >= SHORT_RUN_FLOPS:
             best_rate = product_rate(self.device, self.engine.dtype) * self.ranks.world_size
-            self.utilisation_per_token = outlook.flops_per_token / best_rate
+            self.utilisation_per_token = overview.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
@@ -58,10 +58,10 @@ def divisible_of(settings: ElectraSettings) -> Divisible:
     return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
 
 
-def train(settings: ElectraSettings, surroundings: Surroundings) -> int:
+def train(settings: ElectraSettings, run_context: RunContext) -> int:
     """Set up the job and train. Returns the exit code."""
-    job = ElectraJob(settings, surroundings)
-    return Trainer(job, surroundings).run()
+    job = ElectraJob(settings, run_context)
+    return Trainer(job, run_context).run()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
 from trainer.glue.settings import GlueSettings
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.launch import launch, lock_files
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, run_cli, signal_name
@@ -77,18 +77,18 @@ def main(argv: Sequence[str]) -> int:
     return launch(train, "trainer/train_glue.py", GlueSettings.parse(argv), argv)
 
 
-def train(settings: GlueSettings, surroundings: Surroundings) -> int:
+def train(settings: GlueSettings, run_context: RunContext) -> int:
     """Fine-tune on every task with every seed, and show the table. Returns the exit code."""
     # Hides transformers' table of missing weights: our line on the model names the new parts.
     set_verbosity_error()
     disable_progress_bar()
-    ranks = surroundings.ranks
+    ranks = run_context.ranks
     say = Reporter(ranks.is_main).say
-    tasks = set_up(settings, surroundings, say)
+    tasks = set_up(settings, run_context, say)
     for data in tasks:
         runs: dict[int, dict[str, Any]] = {}
         for seed in seeds(settings):
-            exit_code, runs[seed] = run_seed(settings, surroundings, data, seed, say)
+            exit_code, runs[seed] = run_seed(settings, run_context, data, seed, say)
             if exit_code:
                 return exit_code
         results = {"metrics": summary([run["results"] for run in runs.values()]), "seeds": runs}
@@ -106,10 +106,10 @@ def seeds(settings: GlueSettings) -> range:
 # --------------------------------------------------------------------------------------------- before the runs
 
 
-def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[TaskData]:
+def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[TaskData]:
     """The tasks. Every mismatch is found here, before hours of training. Errors: UserError, DataError."""
-    ranks = surroundings.ranks
-    dtype, precision_notices = pick_dtype(settings.dtype, surroundings.device)
+    ranks = run_context.ranks
+    dtype, precision_notices = pick_dtype(settings.dtype, run_context.device)
     compare_with_main(ranks, {"precision": str(dtype)})
     out = Path(settings.out_dir)
     with user_errors():
@@ -292,12 +292,12 @@ def read_tasks(
 
 
 def run_seed(
-    settings: GlueSettings, surroundings: Surroundings, data: TaskData, seed: int, say: Say
+    settings: GlueSettings, run_context: RunContext, data: TaskData, seed: int, say: Say
 ) -> tuple[int, dict[str, Any]]:
     """Train, evaluate and predict with one seed. Returns (exit code, content of its eval_results.json)."""
     folder = Path(settings.out_dir) / data.name / f"seed_{seed}"
-    ranks = surroundings.ranks
-    dtype, _ = pick_dtype(settings.dtype, surroundings.device)
+    ranks = run_context.ranks
+    dtype, _ = pick_dtype(settings.dtype, run_context.device)
     # The settings of the run; its metrics are added below.
     made_with = {"dtype": str(dtype), **data.digests, **{name: getattr(settings, name) for name in COMPARED}}
     result: dict[str, Any] = {"task": data.name, "seed": seed, "made_with": made_with}
@@ -324,15 +324,15 @@ def run_seed(
     settings = replace(settings, task=data.name, seed=seed, num_seeds=1)
     # The network of the run before is in reference cycles, and would take memory beside this one.
     gc.collect()
-    job = GlueJob(settings, surroundings, data)
-    trainer = Trainer(job, surroundings)
+    job = GlueJob(settings, run_context, data)
+    trainer = Trainer(job, run_context)
     if settings.do_train:
         exit_code = trainer.run()
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
     with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
-        stop_request = evaluate_and_predict(job, surroundings.signals, result, say)
+        stop_request = evaluate_and_predict(job, run_context.signals, result, say)
     # The evaluation has used the engine again after the run's end.
     trainer.engine.close()
     if stop_request:

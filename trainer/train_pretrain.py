@@ -48,7 +48,7 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
-from trainer.pretrain import first_model
+from trainer.pretrain import initial_model
 from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
 
@@ -77,7 +77,7 @@ def init_model(
     """Returns (model in train mode, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
     model. device: None: the best available. Errors: UserError."""
     tokenizer = load_tokenizer(tokenizer_path)
-    model = first_model.init_model(lm_config, from_weight, save_dir, "default")
+    model = initial_model.init_model(lm_config, from_weight, save_dir, "default")
     return model.train().to(pick_device(device)), tokenizer
 
 

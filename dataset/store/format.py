@@ -158,7 +158,7 @@ class DigestCheck:
         Errors: DataError for a damaged store, which the next start rebuilds.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="digest check", daemon=True)
+            self._thread = threading.Thread(target=self._check, name="digest check", daemon=True)
             self._thread.start()
         self._thread.join(wait_s)
         if self.damaged is not None:
@@ -167,7 +167,7 @@ class DigestCheck:
                 "next start tokenises the data again; weights that this run has saved may have learned from damaged text"
             )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
         # A failing disk fails the training too, which reports it.
         with contextlib.suppress(OSError):

@@ -235,12 +235,12 @@ def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> lis
     """Candidate folders for the store, best first."""
     if cache_dir:
         return [expand_user(cache_dir)]
-    of_user = user_cache() / "token_store"
+    user_folder = user_cache() / "token_store"
     if is_address(path):
-        return [of_user]
+        return [user_folder]
     named = expand_user(path.removeprefix("file://"))
     folder = named if named.is_dir() else first_file.parent
-    return [folder / ".token_store", of_user]
+    return [folder / ".token_store", user_folder]
 
 
 def _source_name(path: Path) -> str:

@@ -11,7 +11,7 @@ from model.config import MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
-from trainer.pretrain.first_model import init_model
+from trainer.pretrain.initial_model import init_model
 
 EMBEDDINGS = "model.embed_tokens.weight"
 

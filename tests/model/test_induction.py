@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from model.config import MiniMindConfig
-from trainer.pretrain.first_model import init_model
+from trainer.pretrain.initial_model import init_model
 from trainer.pretrain.settings import PretrainSettings
 
 

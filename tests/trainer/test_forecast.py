@@ -9,7 +9,7 @@ from trainer import advice
 from trainer.advice import EXCESS_BEFORE_DECAY
 from trainer.budget import hardness
 from trainer.budget.laws import expected_loss
-from trainer.pretrain import outlook
+from trainer.pretrain import overview
 
 
 def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):
@@ -19,7 +19,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     train(out_dir=tmp_path / "short", **options)
     # no forecast for a run of seconds
     assert "expected:" not in capsys.readouterr().out
-    monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
+    monkeypatch.setattr(overview, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
     monkeypatch.setattr(hardness, "text_scale", lambda *_: 0.6)
     run = train(out_dir=tmp_path / "long", **options)

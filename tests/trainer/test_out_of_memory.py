@@ -13,7 +13,7 @@ from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 
 from trainer import train_pretrain
 from trainer.evaluation import Sampler
 from trainer.machine.measure import is_out_of_memory, out_of_memory_as_user_error
-from trainer.pretrain import first_model, job, memory
+from trainer.pretrain import initial_model, job, memory
 
 CPU = torch.device("cpu")
 GB = 10**9
@@ -75,7 +75,7 @@ def failing_from(call, error, times):
 
 # {stage: what fails there: (object, name of its function, calls that work before)}
 STAGES = {
-    "model": (first_model, "init_model", 0),
+    "model": (initial_model, "init_model", 0),
     "backward": (torch.Tensor, "backward", 5),
     "update": (torch.optim.AdamW, "step", 2),
     "evaluation": (job, "evaluate", 0),
@@ -156,6 +156,6 @@ def test_pretraining_in_too_little_memory_tells_what_helps_and_that_helps(tmp_pa
 )
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
-    monkeypatch.setattr(first_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
+    monkeypatch.setattr(initial_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
     said = complaint(capsys, train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", **changes))
     assert "and this machine has 16 GB" in said and "choose a smaller model" in said

@@ -4,7 +4,7 @@ A run with a time budget is planned as a number of updates, from the measured sp
 takes a core for a while, or a laptop gets hot or sleeps. The learning rate of such a run is constant first, then decays
 to zero. A run that is cut off before the decay gives a much worse model. So the end must move.
 
-The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
+The clock checks the pace 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
 time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay the constant
 phase gets shorter or longer, and the decay shorter where nothing is left of that phase. Within the decay, the rate falls
 from its current value to zero at the new end. As long as nothing moves, a resume trains the same updates.
@@ -27,11 +27,11 @@ from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
 
 # Checks of the remaining time in a run
-LOOKS = 200
+CHECKS = 200
 # Share of the budget by which a run may miss its target, the end of the budget less half of this
 TOLERANCE = 0.01
-# Share of the remaining time in which updates are timed before the first look
-FIRST_LOOK = 0.04
+# Share of the remaining time in which updates are timed before the first check
+FIRST_CHECK = 0.04
 # Updates that an estimate is based on, as a share of the planned ones, and their minimum
 WINDOW = 0.2
 FEWEST_TIMED = 6
@@ -104,8 +104,8 @@ class Clock:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic() - self.spent_before
-        self.look_every = max(1, self.planned.end // LOOKS)
-        self.has_looked = False
+        self.check_every = max(1, self.planned.end // CHECKS)
+        self.has_checked = False
         # Seconds of the last updates, without evaluations
         self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * self.planned.end)))
         self.untimed = UNTIMED
@@ -143,7 +143,7 @@ class Clock:
         else:
             self.gaps.append(now - self.last_update)
         self.last_update = now
-        if update % self.look_every == 0:
+        if update % self.check_every == 0:
             self.moved = on_main(self.ranks, lambda: self._new_course(update)) or self.moved
 
     def _new_course(self, update: int) -> Course | None:
@@ -154,9 +154,9 @@ class Clock:
         longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_SHARE * self.seconds)
         without_pauses = [gap for gap in self.gaps if gap <= longest]
         is_full = len(self.gaps) == self.gaps.maxlen
-        if not self.has_looked and not is_full and sum(without_pauses) < FIRST_LOOK * left:
+        if not self.has_checked and not is_full and sum(without_pauses) < FIRST_CHECK * left:
             return None
-        self.has_looked = True
+        self.has_checked = True
         seconds_of_update = fmean(without_pauses)
 
         updates_left = self.end - update

@@ -118,7 +118,7 @@ class Data:
         return self.tokens_of_pass / updates_of_pass
 
 
-def look_at_data(
+def count_data(
     settings: PretrainSettings,
     given: Collection[str],
     ranks: Ranks,
@@ -132,7 +132,7 @@ def look_at_data(
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    # The first look has announced the embedded corpus.
+    # The first call has announced the embedded corpus.
     corpus = open_corpus(settings, encoder, ranks, kind, verbose=text_scale is None)
     is_free = not {"val_path", "val_fraction"} & set(given)
     # Asked of rank 0: the next line is for all ranks, or for none.

@@ -1,7 +1,7 @@
 """Scaling laws of small models: formulas with measured constants.
 
-A run trains N parameters on D tokens, U of them unique. From these and the number of layers follow the loss of a well-tuned
-run, and its batch size and learning rates. docs/experiments.md ("Learning per token") has the runs behind the constants,
+A run trains N parameters on D tokens, U of them unique. From these, the number of layers and the width follow the loss of a
+well-tuned run, and its batch size and learning rates. docs/experiments.md ("Learning per token") has the runs behind the constants,
 docs/budget.md the range in which they hold.
 
 Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated text: Muennighoff et al. 2023 (arXiv
@@ -33,11 +33,15 @@ TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
 # TOKENS_OF_DEPTH of models with three layers, from two runs
 TOKENS_OF_THREE_LAYERS = 22e6
-# Maximum relative gain of `--init_scheme induction`, and the tokens at half of it. It replaces GAIN_OF_DEPTH, and is a little larger.
+# Maximum relative gain of `--init_scheme induction`, with several heads per layer and with one, and the tokens at half of it. It
+# replaces GAIN_OF_DEPTH, and is a little larger. The smaller of the shares by tokens and by size counts.
 # Runs of 0.8 to 15 M parameters and 2 to 75 M tokens; docs/experiments.md, "Induction heads".
 GAIN_OF_INDUCTION = 0.135
-GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.09
+GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.12
 TOKENS_OF_INDUCTION = 8.6e5
+# Small models gain less, at most 1 - e^-(layers x width / this) of the maximum: runs from 128 x 2 to 224 x 4, of 5 to 30 M tokens;
+# with one head only 96 x 2 was measured.
+SIZE_OF_INDUCTION = 200
 
 
 def factor_of_depth(layers: int, tokens: float) -> float:
@@ -151,12 +155,13 @@ def expected_loss(
     parts: Sequence[Part],
     scale: float = 1.0,
     muon: bool = True,
+    width: int = 0,
     induction_heads: int = 0,
     context: float = CONTEXT_OF_LAW,
 ) -> float:
     """Nats per token, on text that is `scale` times as hard as that of `wiki_loss`. muon: False: AdamW alone. context: see factor_of_context.
 
-    induction_heads: query heads per layer of a model initialised by `model.induction`; 0: initialised otherwise.
+    width: hidden size. induction_heads: query heads per layer of a model initialised by `model.induction`; 0: initialised otherwise.
     """
     effective = effective_tokens(tokens, parts)
     if not muon:
@@ -166,8 +171,10 @@ def expected_loss(
     loss = scale * wiki_loss(parameters, effective) * factor_of_context(context, unique)
     if induction_heads:
         # in place of the gain of depth, since both come from heads that copy
+        share_by_tokens = unique / (unique + TOKENS_OF_INDUCTION)
+        share_by_size = 1 - math.exp(-layers * width / SIZE_OF_INDUCTION)
         gain = GAIN_OF_INDUCTION if induction_heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
-        return loss * (1 - gain * unique / (unique + TOKENS_OF_INDUCTION))
+        return loss * (1 - gain * min(share_by_tokens, share_by_size))
     return loss * factor_of_depth(layers, effective)
 
 
@@ -219,7 +226,7 @@ def adamw_rate(parameters: float, tokens: float) -> float:
 
 
 # Minimum for a budget of tokens. The best model measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. For the same
-# FLOPs the law alone picks smaller ones, but they reach fewer FLOP/s.
+# FLOPs the law picks 2.60 M for 7.8 M; without a minimum a budget of tokens would take the largest model.
 FEWEST_TOKENS_PER_PARAMETER = 5
 
 
@@ -236,7 +243,7 @@ DEEP_ASPECT = 32
 # Up to this many tokens shallow models are better: after 12.7 M tokens two layers had learned more than four in the same time.
 TOKENS_OF_SHALLOW_MODELS = 14e6
 # From this many on, deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between
-# the expected loss decides, but with at least three layers: for two layers it is 2.4 % too low after 30 M.
+# the expected loss decides, but with at least three layers: after 30 M two were the worst of eight sizes.
 TOKENS_OF_DEEP_MODELS = 40e6
 FEWEST_MIDDLE_LAYERS = 3
 

@@ -1,8 +1,8 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
     plan_run             the settings of the run
-      look_at_machine    the faster precision, and its FLOP/s
-      look_at_data       the amount of text, and how hard it is (costs.py, hardness.py)
+      measure_machine    the faster precision, and its FLOP/s
+      count_data         the amount of text, and how hard it is (costs.py, hardness.py)
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
@@ -33,7 +33,7 @@ from common.wording import announce, counted
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget import laws
-from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
+from trainer.budget.costs import Cut, Machine, RunCosts, count_data
 from trainer.budget.outcome import (
     IN_MICRO_BATCHES,
     PLANNED,
@@ -44,13 +44,13 @@ from trainer.budget.outcome import (
     quantity,
     shape_text,
 )
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
-from trainer.pretrain.first_model import check_length, settings_of_folder
+from trainer.pretrain.initial_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, length_flags
 
@@ -84,7 +84,7 @@ ROUNDS = 4
 def plan_run(
     settings: PretrainSettings,
     given: Collection[str],
-    surroundings: Surroundings,
+    run_context: RunContext,
     kind: TextKind = DOCUMENTS,
 ) -> PretrainSettings | None:
     """The settings with all open ones chosen; None: --dry_run has shown the plan.
@@ -92,7 +92,7 @@ def plan_run(
     given: names of the settings that the user gives, by flags or --config. kind: of the text.
     Errors: UserError, DataError.
     """
-    ranks, device = surroundings.ranks, surroundings.device
+    ranks, device = run_context.ranks, run_context.device
     refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
     resumed_plan = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
     if resumed_plan is not None:
@@ -121,8 +121,8 @@ def plan_run(
             config = read_config(folder)
             config.dropout = settings.dropout
             settings = settings_of_folder(settings, folder, config)
-        settings, machine = look_at_machine(settings, given, surroundings)
-        data = look_at_data(settings, given, ranks, kind)
+        settings, machine = measure_machine(settings, given, run_context)
+        data = count_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
             # Existing weights have a fixed shape.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
@@ -177,11 +177,11 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         )
 
 
-def look_at_machine(
-    settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
+def measure_machine(
+    settings: PretrainSettings, given: Collection[str], run_context: RunContext
 ) -> tuple[PretrainSettings, Machine]:
     """Time matrix products. The settings get float32 if the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
-    ranks, device = surroundings.ranks, surroundings.device
+    ranks, device = run_context.ranks, run_context.device
     dtype, _ = pick_dtype(settings.dtype, device)
     dtypes = [dtype]
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
@@ -249,7 +249,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     if is_fixed or is_eager or costs.data.context < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = look_at_data(longer, given, ranks, kind, costs.data.text_scale)
+    data = count_data(longer, given, ranks, kind, costs.data.text_scale)
     longer_costs = RunCosts(longer, data, costs.machine, given)
 
     def is_worth_it() -> bool:
@@ -386,6 +386,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
             data.parts,
             data.text_scale,
             muon=costs.optimizer == "muon",
+            width=config.hidden_size,
             induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
             context=data.context,
         ),

@@ -30,7 +30,7 @@ from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
 from trainer.evaluation import evaluation_mode, sums_over_batches
-from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
+from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
@@ -64,10 +64,10 @@ class ElectraJob(Job):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: ElectraSettings, run_context: RunContext) -> None:
         self.settings = settings
-        self.ranks = surroundings.ranks
-        self.device = surroundings.device
+        self.ranks = run_context.ranks
+        self.device = run_context.device
         # Then the number of micro-batches follows, and --accumulation_steps has no effect.
         self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
@@ -336,7 +336,7 @@ class ElectraJob(Job):
 
     # --------------------------------------------------------------------------------------------------- reports
 
-    def outlook(self, progress: Progress) -> Outlook:
+    def overview(self, progress: Progress) -> RunOverview:
         settings, corpus = self.settings, self.corpus
         plan = self.plan(progress.epoch)
         generator, discriminator = (network.config for network in self.model.networks())
@@ -375,7 +375,7 @@ class ElectraJob(Job):
             "trainer/train_glue.py",
             *("--task", "all", "--data_dir", "glue_data", "--model_path", self.files.stem.parent / "discriminator"),
         )
-        return Outlook(
+        return RunOverview(
             plan=plan,
             lines=lines,
             notices=notices,
@@ -391,13 +391,15 @@ class ElectraJob(Job):
             next_commands=[fine_tune],
         )
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
+    def compile_model(self, overview: RunOverview) -> list[str]:
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (schedule_of(settings, self.ranks, outlook.plan.n_rows).rows_of_rank, outlook.plan.T)
+        shape = (schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank, overview.plan.T)
         width = self.model.discriminator.config.hidden_size
-        return compile_blocks(self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width)
+        return compile_blocks(
+            self.model.compile_training, choice, self.device, shape, overview.flops, self.dtype, width
+        )
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

@@ -31,7 +31,7 @@ from model.networks import load_config, load_network
 from trainer.engine import Engine, Update, rows_of_update, schedule_of
 from trainer.evaluation import gather_batch_rows
 from trainer.glue.settings import GlueSettings
-from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
@@ -74,15 +74,15 @@ class GlueJob(Job):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: TaskData) -> None:
+    def __init__(self, settings: GlueSettings, run_context: RunContext, data: TaskData) -> None:
         """settings: those of this run, with its seed."""
         self.settings = settings
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
-        self.ranks = surroundings.ranks
-        self.device = surroundings.device
+        self.ranks = run_context.ranks
+        self.device = run_context.device
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
-        # Not in `make_fast`, which a run that only evaluates does not reach.
+        # Not in `compile_model`, which a run that only evaluates does not reach.
         set_up(self.device, self.dtype)
         self.files = RunFiles(
             self.folder / f"{data.name}_{self.folder.name}",
@@ -241,7 +241,7 @@ class GlueJob(Job):
 
     # --------------------------------------------------------------------------------------------------- reports
 
-    def outlook(self, progress: Progress) -> Outlook:
+    def overview(self, progress: Progress) -> RunOverview:
         settings = self.settings
         plan = self.plan(0)
         config = self.model.config
@@ -256,7 +256,7 @@ class GlueJob(Job):
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens on average, "
             f"{plan.T} at most",
         ]
-        return Outlook(
+        return RunOverview(
             plan=plan,
             lines=lines,
             notices=(),

@@ -63,8 +63,8 @@ def error_line(error: Exception) -> tuple[str, int] | None:
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:
         return f"--deterministic 1: {operation} has no deterministic form; use --deterministic 0", 2
-    lack = exhausted_line(error)
-    return None if lack is None else (lack, 2)
+    line = exhausted_line(error)
+    return None if line is None else (line, 2)
 
 
 def end_process(error: Exception) -> NoReturn:

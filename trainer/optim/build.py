@@ -38,9 +38,9 @@ def build_optimizers(
         if in_a_layer and parameter.requires_grad and parameter.dim() == 2:
             matrices.append(parameter)
     # By identity, since `==` compares the numbers in tensors.
-    of_muon = {id(p) for p in matrices}
+    muon_ids = {id(p) for p in matrices}
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in of_muon]
+        group["params"] = [p for p in group["params"] if id(p) not in muon_ids]
         # --embed_lr is for the matrices that Muon leaves, not for vectors. The engine multiplies the schedule's rate, which already
         # includes --learning_rate, by a group's `lr_scale`: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):

@@ -8,7 +8,7 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
 from trainer.budget.planner import plan_run
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
@@ -16,7 +16,7 @@ from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
-from trainer.saving.places import check_place
+from trainer.saving.run_folder import check_writable
 
 
 def run_command(
@@ -70,18 +70,18 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
 
 
 def train(
-    settings: PretrainSettings, surroundings: Surroundings, job_kind: type[PretrainJob], given: Collection[str]
+    settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob], given: Collection[str]
 ) -> int:
     """Set up, train, and report."""
     if settings.has_budget:
         if not settings.dry_run:
-            # Planning takes a while, so check first that the folder is writable. The width in the file names is not known yet.
-            on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, given, surroundings, job_kind.kind)
+            # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
+            on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
+        planned = plan_run(settings, given, run_context, job_kind.kind)
         if planned is None:
             return 0
         settings = planned
     elif settings.from_resume:
-        on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
-    job = job_kind(settings, surroundings)
-    return Trainer(job, surroundings).run()
+        on_main(run_context.ranks, partial(refuse_forgotten_budget, settings, given))
+    job = job_kind(settings, run_context)
+    return Trainer(job, run_context).run()

@@ -19,7 +19,7 @@ from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Co
 from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
-from trainer.pretrain.first_model import FirstModel
+from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings, seconds_of
 
 
@@ -51,17 +51,17 @@ DOCUMENTS = TextKind(
 )
 
 
-def open_data(settings: PretrainSettings, first_model: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
+def open_data(settings: PretrainSettings, initial_model: InitialModel, kind: TextKind, ranks: Ranks) -> Corpus:
     """The data of a run. Errors: DataError for text that the tokenizer does not know or too little text; UserError."""
     # The first run on a corpus tokenises it here, which may take long: all else was checked before.
     corpus = open_corpus(
-        settings, first_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
+        settings, initial_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
     )
     with wait_for_all_ranks(ranks):
         what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
         # Each document has these, so they do not count as known tokens.
-        added = (first_model.encoder.bos_id, first_model.encoder.eos_id)
-        check_unknown_share(corpus.store.tokens, first_model.tokenizer.unk_token_id, what, added)
+        added = (initial_model.encoder.bos_id, initial_model.encoder.eos_id)
+        check_unknown_share(corpus.store.tokens, initial_model.tokenizer.unk_token_id, what, added)
         # Raises if there is nothing to train.
         plan = corpus.plan(0)
         mixture = corpus.mixture

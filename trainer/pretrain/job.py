@@ -17,16 +17,16 @@ from trainer.budget.outcome import plan_path, write_plan
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine, schedule_of
 from trainer.evaluation import Sampler, evaluate, read_prompts
-from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings
+from trainer.job import Evaluation, Identity, Job, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import SCHEDULES, wsd
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
-from trainer.pretrain.first_model import open_model
+from trainer.pretrain.initial_model import open_model
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, resolve_batch_size
-from trainer.pretrain.outlook import pretraining_outlook
+from trainer.pretrain.overview import pretraining_overview
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_pth
 
@@ -45,8 +45,8 @@ class PretrainJob(Job):
     # Documents or conversations, and where they are stored (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
 
-    def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
-        ranks, device = surroundings.ranks, surroundings.device
+    def __init__(self, settings: PretrainSettings, run_context: RunContext) -> None:
+        ranks, device = run_context.ranks, run_context.device
         self.ranks = ranks
         self.device = device
         # lines for the user
@@ -58,10 +58,10 @@ class PretrainJob(Job):
         with user_errors():
             prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight sets some of the settings.
-            self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
-            self.notices += self.first_model.notices
-            settings = self.first_model.settings
-            self.model = self.first_model.model
+            self.initial_model = open_model(settings, self.kind.make_encoder, ranks, device)
+            self.notices += self.initial_model.notices
+            settings = self.initial_model.settings
+            self.model = self.initial_model.model
             self.config = self.model.config
 
             # The run's files. From here on no other run may write them.
@@ -69,7 +69,7 @@ class PretrainJob(Job):
             lock_files(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus = open_data(settings, self.first_model, self.kind, ranks)
+            self.corpus = open_data(settings, self.initial_model, self.kind, ranks)
             self.model.train()
 
             # From here on --batch_size is a number.
@@ -88,7 +88,7 @@ class PretrainJob(Job):
 
         # From here on ranks draw different random numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
-        encoder = self.first_model.encoder
+        encoder = self.initial_model.encoder
         self.identity = Identity(
             entries={
                 # The first difference is reported. This entry comes first, since it changes the tokenizer's fingerprint too.
@@ -147,7 +147,7 @@ class PretrainJob(Job):
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if prompts:
             self.evaluation.samples = Sampler(
-                self.first_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.trains_answers
+                self.initial_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.trains_answers
             )
         self.length = length_of_run(
             settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(prompts)
@@ -158,10 +158,10 @@ class PretrainJob(Job):
     def plan(self, epoch: int) -> RowPlan:
         return self.corpus.plan(epoch)
 
-    def outlook(self, progress: Progress) -> Outlook:
-        outlook = pretraining_outlook(
+    def overview(self, progress: Progress) -> RunOverview:
+        overview = pretraining_overview(
             self.settings,
-            self.first_model,
+            self.initial_model,
             self.corpus,
             # A run that is one plan is described as a whole.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
@@ -169,20 +169,20 @@ class PretrainJob(Job):
             ranks=self.ranks,
             answers=self.kind.trains_answers,
         )
-        outlook.notices = [*self.notices, *outlook.notices]
-        return outlook
+        overview.notices = [*self.notices, *overview.notices]
+        return overview
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
+    def compile_model(self, overview: RunOverview) -> list[str]:
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        rows = schedule_of(settings, self.ranks, outlook.plan.n_rows).rows_of_rank
+        rows = schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank
         if is_gpu:
             # rows of the largest micro-batch: a small epoch has fewer
-            rows = min(rows, outlook.plan.n_rows)
-        shape, width = (rows, outlook.plan.T), self.config.hidden_size
+            rows = min(rows, overview.plan.n_rows)
+        shape, width = (rows, overview.plan.T), self.config.hidden_size
         notices = compile_blocks(
-            self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
+            self.model.compile_training, settings.use_compile, self.device, shape, overview.flops, dtype, width
         )
         if is_gpu and (self.model.compiled_backend is not None or self.engine.graphs is not None):
             # The last micro-batch of an epoch has fewer rows; padded, it runs the compiled code too. The backward pass of
@@ -234,7 +234,7 @@ class PretrainJob(Job):
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        save_pth(dict(weights), self.config.to_dict(), stem, self.first_model.vocabulary, special_tokens)
+        save_pth(dict(weights), self.config.to_dict(), stem, self.initial_model.vocabulary, special_tokens)
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.tokens_of_sources(progress.epoch, progress.row)

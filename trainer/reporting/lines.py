@@ -11,7 +11,7 @@ from common.wording import counted
 from dataset.loader import UpdateSchedule
 from trainer.advice import next_command
 from trainer.engine import Outcome
-from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
+from trainer.job import UNLIMITED, Job, JobPlan, Progress, RunContext, RunOverview
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
@@ -25,12 +25,12 @@ LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
 def describe(
-    job: Job, outlook: Outlook, surroundings: Surroundings, schedule: UpdateSchedule, updates: int
+    job: Job, overview: RunOverview, run_context: RunContext, schedule: UpdateSchedule, updates: int
 ) -> tuple[str, dict[str, Any]]:
-    """Returns (line on what a run derives from its flags, record of its start). schedule: of the outlook's epoch. updates: of the run."""
-    ranks, device = surroundings.ranks, surroundings.device
+    """Returns (line on what a run derives from its flags, record of its start). schedule: of the overview's epoch. updates: of the run."""
+    ranks, device = run_context.ranks, run_context.device
     settings = job.settings
-    plan = outlook.plan
+    plan = overview.plan
     rows = schedule.rows_of_update
     micro_batches = counted(schedule.accumulation_steps, "micro-batch", "micro-batches")
     line = (
@@ -39,22 +39,22 @@ def describe(
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     # If a flag is given twice, the last one counts.
-    again = surroundings.command.removesuffix(" --from_resume 1") + " --from_resume 1"
-    data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
+    again = run_context.command.removesuffix(" --from_resume 1") + " --from_resume 1"
+    data = {"documents": overview.n_documents, "rows": plan.n_rows, "fill": plan.fill}
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": surroundings.command,
+        "command": run_context.command,
         "settings": {name: value for name, value in vars(settings).items() if value is not None},
-        "model": outlook.model_fields,
+        "model": overview.model_fields,
         "data": {
             **data,
             "fingerprint": job.identity.entries.get("data"),
             "validation": job.evaluation.data,
-            **outlook.data_fields,
+            **overview.data_fields,
         },
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": [("continue after a stop", again), *outlook.next_commands],
+        "next_commands": [("continue after a stop", again), *overview.next_commands],
     }
     return line, record
 

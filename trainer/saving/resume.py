@@ -21,7 +21,7 @@ from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_fac
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
-from trainer.saving.places import RECORDS
+from trainer.saving.run_folder import RECORDS
 from trainer.saving.weights import weights_to_save
 from trainer.settings import RunSettings
 

@@ -41,7 +41,7 @@ class SftJob(PretrainJob):
 
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
-        save_pth(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
+        save_pth(dict(weights), fields, stem, self.initial_model.vocabulary, parse_special_tokens=False)
 
 
 # ------------------------------------------------------------------------------ defaults that depend on the data's size

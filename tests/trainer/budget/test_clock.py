@@ -7,7 +7,7 @@ from trainer.budget.clock import TOLERANCE, Clock, Course
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
 
-# A run may be late by half of the tolerance, and by the updates between two looks.
+# A run may be late by half of the tolerance, and by the updates between two checks.
 LATE = 1 + TOLERANCE
 
 

@@ -15,7 +15,7 @@ from model.config import MiniMindConfig
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts, look_at_data
+from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts, count_data
 from trainer.budget.planner import sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
@@ -154,17 +154,17 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
 def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     """Where a plan may choose them, and expects 1 % less loss: docs/experiments.md, "Longer rows"."""
 
-    def look_at_data(settings, *_, **__):
+    def count_data(settings, *_, **__):
         T = settings.max_seq_len
         return data_of(4e9, T=T, context=min(T, longest))
 
-    monkeypatch.setattr(planner, "look_at_data", look_at_data)
+    monkeypatch.setattr(planner, "count_data", count_data)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     settings = PretrainSettings.parse(words)
     given = {word.removeprefix("--") for word in words if word.startswith("--")}
     found = with_best_rows(
         sizes({"vocab_size": 6400, "hidden_size": 256}),
-        RunCosts(settings, look_at_data(settings), MACHINE, given),
+        RunCosts(settings, count_data(settings), MACHINE, given),
         DOCUMENTS,
     )
     assert found.data.T == found.settings.max_seq_len == rows
@@ -177,7 +177,7 @@ def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_p
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": content}) + "\n")
     words = ["--data_path", str(tmp_path / "train.jsonl"), "--val_path", str(tmp_path / "valid.jsonl")]
     settings = PretrainSettings.parse([*words, "--max_seq_len", "64", "--tokenizer_path", str(ROOT / "model")])
-    data = look_at_data(settings, {"val_path"}, Ranks())
+    data = count_data(settings, {"val_path"}, Ranks())
     tokenizer = load_tokenizer(str(ROOT / "model"))
     rows = data.batch_of(2)
     assert rows.input_ids.shape == (2, 64)

@@ -16,7 +16,7 @@ from tests.helpers import assert_same_weights, command_line, flags, losses, trai
 from trainer import train_pretrain
 from trainer.budget import costs, laws, planner
 from trainer.budget.outcome import plan_path, write_plan
-from trainer.job import Surroundings
+from trainer.job import RunContext
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
@@ -164,12 +164,10 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path
     monkeypatch.setattr(planner, "wait_for_all_ranks", lambda ranks: nullcontext())
     monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (path, plan))
     for n, steps in ((1, 6), (2, 3), (3, 2)):
-        resumed = planner.plan_run(
-            settings, given, Surroundings(Ranks(world_size=n), torch.device("cpu"), StopSignals())
-        )
+        resumed = planner.plan_run(settings, given, RunContext(Ranks(world_size=n), torch.device("cpu"), StopSignals()))
         assert (resumed.out_dir, resumed.accumulation_steps) == (str(tmp_path), steps)
     with pytest.raises(UserError, match="6 micro-batches cannot be divided among 4 processes"):
-        planner.plan_run(settings, given, Surroundings(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
+        planner.plan_run(settings, given, RunContext(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):

@@ -165,7 +165,7 @@ def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, given, surroundings, kind):
+    def plan_run(settings, given, run_context, kind):
         asked.append(given)
 
     monkeypatch.setattr(command, "plan_run", plan_run)

@@ -9,19 +9,19 @@ import pytest
 from filelock import FileLock
 
 from common.errors import UserError
-from trainer.saving import places
-from trainer.saving.places import hold, release_all
+from trainer.saving import run_folder
+from trainer.saving.run_folder import release_locks, take_lock
 
 
 @pytest.fixture
 def taken(tmp_path, monkeypatch):
     """(the stem of a run's files, their lock, which another process has, what tells who that is)."""
-    monkeypatch.setattr(places, "WAIT_S", 0.1)
+    monkeypatch.setattr(run_folder, "WAIT_S", 0.1)
     lock = FileLock(tmp_path / ".run.lock", thread_local=False)
     lock.acquire()
     yield tmp_path / "run", lock, tmp_path / ".run.running"
     lock.release()
-    release_all()
+    release_locks()
 
 
 def write_owner(path, host):
@@ -34,7 +34,7 @@ def test_the_lock_of_another_machine_is_waited_for(taken, capsys):
     write_owner(running, "node1")
     timer = threading.Timer(0.4, lock.release)
     timer.start()
-    hold(stem)
+    take_lock(stem)
     timer.join()
     assert json.loads(running.read_text())["host"] == socket.gethostname()
     (line,) = capsys.readouterr().out.splitlines()
@@ -49,5 +49,5 @@ def test_a_process_of_this_machine_is_not_waited_for(taken, capsys, host):
         write_owner(running, host)
     begin = time.monotonic()
     with pytest.raises(UserError, match="is writing these files"):
-        hold(stem)
+        take_lock(stem)
     assert time.monotonic() - begin < 30 and capsys.readouterr().out == ""

@@ -16,28 +16,28 @@ from model.config import parameter_count
 from trainer.advice import Command, Forecast, explain_expected_loss, next_command, pretraining_notices
 from trainer.budget import hardness, laws
 from trainer.engine import rows_of_update, schedule_of
-from trainer.job import SHORT_RUN_FLOPS, Outlook
+from trainer.job import SHORT_RUN_FLOPS, RunOverview
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.first_model import FirstModel
+from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
 
 
-def pretraining_outlook(
+def pretraining_overview(
     settings: PretrainSettings,
-    first_model: FirstModel,
+    initial_model: InitialModel,
     corpus: Corpus,
     *,
     epoch: int,
     epochs: int,
     ranks: Ranks,
     answers: bool,
-) -> Outlook:
-    """settings: of the run; those of first_model may have --batch_size auto. epoch: the next one of `epochs`. answers: the run
+) -> RunOverview:
+    """settings: of the run; those of initial_model may have --batch_size auto. epoch: the next one of `epochs`. answers: the run
     trains the answers of conversations."""
-    asked = first_model.settings
-    config = first_model.model.config
+    asked = initial_model.settings
+    config = initial_model.model.config
     # Always epoch 0: a resume decides on compiling as the first start did.
     first_plan = corpus.plan(0)
     plan = corpus.plan(epoch)
@@ -68,8 +68,8 @@ def pretraining_outlook(
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
-        notices += note_on_spelt_tokens(corpus, first_model)
-    if first_model.encoder.eos_id is None:
+        notices += note_on_spelt_tokens(corpus, initial_model)
+    if initial_model.encoder.eos_id is None:
         notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
     notices += pretraining_notices(
         asked,
@@ -87,7 +87,7 @@ def pretraining_outlook(
         data_fields["trained"] = ANSWERS
     elif ranks.is_main and corpus.val_store is not None:
         assert corpus.val_documents is not None
-        data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, first_model.tokenizer)
+        data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, initial_model.tokenizer)
 
     # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
     forecast = None
@@ -108,12 +108,13 @@ def pretraining_outlook(
             parts=parts,
             scale=scale,
             muon=muon,
+            width=config.hidden_size,
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
             context=mean_context(first_plan),
         )
         forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
         notices.append(explain_expected_loss(parameters, tokens))
-    return Outlook(
+    return RunOverview(
         plan=plan,
         lines=lines,
         notices=notices,
@@ -130,13 +131,13 @@ def pretraining_outlook(
     )
 
 
-def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
+def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[str]:
     """A line if more than a tenth of a source's first documents spell a special token: a few may only mention it."""
     for store in corpus.stores:
         places = pairwise(store.offsets[:201].tolist())
         ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
-        texts = [str(first_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
-        for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
+        texts = [str(initial_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+        for token in filter(str.strip, initial_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
                 return [f"{note}: --parse_special_tokens 1 reads it as the token itself, as MiniMind does"]
@@ -144,7 +145,7 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
 
 
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:
-    """Suggested commands for the finished run. stem: path of its files. answers: see pretraining_outlook."""
+    """Suggested commands for the finished run. stem: path of its files. answers: see pretraining_overview."""
     weight = ["--weight", f"{stem}.pth"]
     # The default of the scripts is the repository's tokenizer.
     if settings.tokenizer_path != DEFAULT_TOKENIZER:

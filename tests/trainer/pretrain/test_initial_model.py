@@ -9,7 +9,7 @@ from scripts import generate
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
-from trainer.pretrain.first_model import existing_weights_hint
+from trainer.pretrain.initial_model import existing_weights_hint
 
 
 def weight(folder, name, seconds=0):

@@ -35,7 +35,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
-class FirstModel:
+class InitialModel:
     """Tokenizer and model, which fit each other and the rows.
 
     settings: of the run, some set by a folder of --from_weight. vocabulary: digest of the tokenizer's vocabulary. notices: lines
@@ -55,7 +55,7 @@ def open_model(
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder],
     ranks: Ranks,
     device: torch.device,
-) -> FirstModel:
+) -> InitialModel:
     """Tokenizer and model of a run.
 
     Errors: UserError, ValueError for what does not fit.
@@ -106,7 +106,7 @@ def open_model(
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
+    return InitialModel(settings, tokenizer, encoder, vocabulary, model, notices)
 
 
 def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str) -> MiniMindForCausalLM:

@@ -28,7 +28,7 @@ WAIT_S = 3.0
 WAIT_FOR_LOST_MACHINE_S = 150.0
 
 
-def check_place(stem: Path) -> None:
+def check_writable(stem: Path) -> None:
     """Create the folder of a run's files, and check that it is writable. stem: path of the files without suffix.
 
     Errors: UserError if it cannot be created, or no file can be written there or among the checkpoints.
@@ -44,8 +44,8 @@ def check_place(stem: Path) -> None:
             _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
     except OSError as error:
         # The error of a full disk names no file.
-        place = error.filename or stem.parent
-        raise UserError(f"{place}: {error.strerror}: fix that, or name another --out_dir or --save_weight") from error
+        path = error.filename or stem.parent
+        raise UserError(f"{path}: {error.strerror}: fix that, or name another --out_dir or --save_weight") from error
 
 
 def _try_to_write(path: Path) -> None:
@@ -79,8 +79,8 @@ def check_space(folder: Path, model: torch.nn.Module) -> None:
 _held: list[tuple[FileLock, Path]] = []
 
 
-def hold(stem: Path) -> None:
-    """Take the lock of the files `{stem}*` until `release_all` or the end of this process.
+def take_lock(stem: Path) -> None:
+    """Take the lock of the files `{stem}*` until `release_locks` or the end of this process.
 
     Errors: UserError that names the process that holds it. If the file system has no locks, a note is printed.
     """
@@ -115,8 +115,8 @@ def hold(stem: Path) -> None:
         file.write(json.dumps(owner).encode())
 
 
-def release_all() -> None:
-    """Release the locks that `hold` took."""
+def release_locks() -> None:
+    """Release the locks that `take_lock` took."""
     while _held:
         lock, running = _held.pop()
         with contextlib.suppress(OSError):
