@@ -34,9 +34,8 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         if tokens < 200:
             assert "expected_loss" not in record
             continue
-        at_the_end = expected_loss(
-            parameter_count(config), config.num_hidden_layers, tokens, text(targets), 0.6, muon=False
-        )
+        shape = (parameter_count(config), config.num_hidden_layers, config.hidden_size)
+        at_the_end = expected_loss(*shape, tokens, text(targets), 0.6, muon=False)
         wanted = at_the_end * (1 + EXCESS_BEFORE_DECAY * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

@@ -151,11 +151,11 @@ def is_repeated_too_often(passes: float) -> bool:
 def expected_loss(
     parameters: float,
     layers: int,
+    width: int,
     tokens: float,
     parts: Sequence[Part],
     scale: float = 1.0,
     muon: bool = True,
-    width: int = 0,
     induction_heads: int = 0,
     context: float = CONTEXT_OF_LAW,
 ) -> float:

@@ -382,11 +382,11 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         loss=laws.expected_loss(
             parameters,
             config.num_hidden_layers,
+            config.hidden_size,
             tokens,
             data.parts,
             data.text_scale,
             muon=costs.optimizer == "muon",
-            width=config.hidden_size,
             induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
             context=data.context,
         ),

@@ -105,10 +105,10 @@ def pretraining_overview(
             laws.expected_loss,
             parameters,
             config.num_hidden_layers,
+            config.hidden_size,
             parts=parts,
             scale=scale,
             muon=muon,
-            width=config.hidden_size,
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
             context=mean_context(first_plan),
         )

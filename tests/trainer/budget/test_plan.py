@@ -288,7 +288,7 @@ def test_the_law_meets_the_runs_that_were_measured(parameters, layers, width, to
     heads = laws.heads_for(width) if width else 0
     different, scale, context = of_text["different"], of_text["scale"], of_text.get("context", laws.CONTEXT_OF_LAW)
     expected = laws.expected_loss(
-        parameters, layers, tokens, text(different), scale, width=width, induction_heads=heads, context=context
+        parameters, layers, width, tokens, text(different), scale, induction_heads=heads, context=context
     )
     assert expected == pytest.approx(loss, rel=error)
 
