@@ -17,15 +17,8 @@ All sides train on the same documents: English and Chinese Wikipedia (docs/corpo
 MINIMIND_REFERENCE has none, cut to 325 tokens on average. "text" counts trained targets, without padding.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import contextlib
@@ -34,10 +27,12 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -72,9 +67,6 @@ Slice = dict[str, float]
 Record = dict[str, Any]
 
 
-# --------------------------------------------------------------------------------------- the documents
-
-
 def write_documents(path: Path, n: int) -> list[int]:
     """Write the starts of `n` texts, or of as many as there are; returns the number of (input, target) pairs of each.
 
@@ -102,9 +94,6 @@ def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
     """The share of positions that are targets, in rows of one document each, cut to max_seq_len tokens."""
     trained = sum(min(n, max_seq_len - 1) for n in pairs)
     return trained / (len(pairs) * (max_seq_len - 1))
-
-
-# ------------------------------------------------------------------------------- the run, and its figures
 
 
 class Side:
@@ -181,12 +170,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         context = args.max_seq_len if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
         flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
-        record["sides"][side.name] = {
-            **figures,
-            **(side.first or {}),
-            **(ends[side.name] or {}),
-            "slices": side.slices,
-        }
+        record["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}
     record["ratios"] = ratios({side.name: side.slices for side in sides})
     return record
 
@@ -270,16 +254,12 @@ def show(record: Record) -> None:
 
 
 def main() -> None:
-    p = Parser(
-        prog="bench.py", description="Training speed against the plain MiniMind loop and the Hugging Face Trainer."
-    )
+    p = Parser(prog="bench.py", description="Training speed against MiniMind's loop and the Hugging Face Trainer.")
     p.add_argument("--sizes", nargs="+", choices=SIZES, default=["26m"], help="models to train (default 26m)")
     p.add_argument("--threads", nargs="+", type=positive(int), help="one run for each (default: one per core)")
     p.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="those to compare (default: all)")
     p.add_argument("--seconds", type=positive(float), default=240, help="for a size and thread count (default 240)")
-    p.add_argument(
-        "--slice", type=positive(float), default=3.0, help="seconds of a turn, at least one update (default 3)"
-    )
+    p.add_argument("--slice", type=positive(float), default=3.0, help="seconds of a turn (default 3)")
     p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
     p.add_argument(
         "--max_seq_len",

@@ -11,20 +11,15 @@ the validation text and their ratio to the plan's; below 1 the plan was beaten. 
 kept in `--work`: the same command resumes where it was stopped.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from benchmarks.trained import TRAINER, Outcome, data_args, flag_args, folder_of, runs_parser, trained
 from common.errors import UserError

@@ -8,15 +8,8 @@ MINIMIND_REFERENCE has none. Prints a markdown table. Rates are medians of alter
 disturb them less.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import os
@@ -25,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -126,15 +120,9 @@ def loader(work: Path, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def corpus_of(work: Path) -> Corpus:
+    files = [str(file) for file in corpus_files()]
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
-    return Corpus(
-        [str(file) for file in corpus_files()],
-        encoder,
-        max_seq_len=T,
-        seed=42,
-        cache_dir=str(work / "cache"),
-        progress=False,
-    )
+    return Corpus(files, encoder, max_seq_len=T, seed=42, cache_dir=str(work / "cache"), progress=False)
 
 
 SECTIONS = {"tokenise": tokenise, "packing": packing, "planning": planning, "loader": loader}

@@ -8,33 +8,15 @@
     python benchmarks/gpu.py --device cpu --seconds small       # try the command itself, on a CPU
 
 It needs no network, no data, and no virtual environment of this repository: the PyTorch and transformers of an image
-are enough, in any version. Sections:
-
-    0 machine                  versions, the best bf16 product, copies
-    1 throughput               seconds until the first update; tokens/s with CUDA graphs and without, for each size
-    2 trainer                  started without --device, killed, resumed: the same bits, with CUDA graphs and without?
-    3 numbers                  losses and gradients against float64 on the CPU
-    4 waiting and graphs       updates in which the host never waits for the GPU; updates by graphs and without, bit for bit
-    5 bad numbers              NaN, infinity, the scale of float16
-    6 against the plain loop   benchmarks/bench.py
-    7 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
-
-Section 7 runs only on request: all eight do not fit nine minutes.
+are enough, in any version. docs/gpu.md has a table of the sections; 7 runs only on request, since all eight do not fit.
 Each section is a process with its own time limit, so that a failure or a hang does not affect the others. All sections end
 at END_S, and none starts with less than MIN_LEFT_S left. A CPU, where only the command itself is tried, may take longer.
 Compiled code is kept in --cache. Results go to --out at once, a table of them comes last. `pytest -m gpu` runs the checks
 of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a section did not end or was left out.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import contextlib
@@ -43,11 +25,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,9 +73,6 @@ Result = dict[str, Any]
 def figure(what: str, value: str | float, unit: str = "") -> Result:
     """The result of a measurement."""
     return {"what": what, "value": value, "unit": unit}
-
-
-# ----------------------------------------------------------------------------------- within a section's process
 
 
 def machine(device: torch.device, small: bool) -> Iterator[Result]:
@@ -220,9 +201,6 @@ def result_of(name: str, check: Check, device: torch.device) -> Result:
         found = f"{type(error).__name__}: {error}"
         ok = False
     return {"what": name, "value": found, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
-
-
-# --------------------------------------------------------------------------------------- the command's process
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:

@@ -11,15 +11,8 @@ of kernel. Whole runs of the trainer are compared by section 2 of `make gpu`.
 Exit code 1: a case FAILED, because something differs or a process failed.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import contextlib
@@ -27,10 +20,12 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import torch
 

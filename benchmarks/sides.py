@@ -158,14 +158,10 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
     training = Training(fields, device, args.rows, T, compiled=args.use_compile == "1")
     engine = training.engine
     with tempfile.TemporaryDirectory() as folder:
+        encoder = DocumentEncoder(load_tokenizer(DEFAULT))
+        texts = [args.documents_file]
         corpus = Corpus(
-            [args.documents_file],
-            DocumentEncoder(load_tokenizer(DEFAULT)),
-            max_seq_len=T,
-            seed=42,
-            cache_dir=folder,
-            num_procs=args.threads,
-            progress=False,
+            texts, encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False
         )
         turns.begin(training.model)
         # Its processes persist over epochs, as in the trainer: a GPU finishes these documents in a moment. On a CPU each process

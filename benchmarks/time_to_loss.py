@@ -18,21 +18,16 @@ Not copied: the plain loop's weight decay includes the norms; in the Hugging Fac
 of its row, and its Llama starts with transformers' own random weights.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in benchmarks/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports(exit_on_ctrl_c=False)
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from benchmarks.trained import Outcome, data_args, flag_args, runs_parser, trained
@@ -101,9 +96,7 @@ def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcom
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = runs_parser(
-        "time_to_loss.py", "Does a run of --budget reach the loss of another trainer after a given number of minutes?"
-    )
+    p = runs_parser("time_to_loss.py", "Does a run of --budget reach the loss of another trainer after some minutes?")
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
     p.add_argument("--minutes", type=positive(float), required=True, help="training time of the rival")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")

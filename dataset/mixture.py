@@ -171,7 +171,7 @@ class Mixture:
         # fraction of a plan's trained tokens per source
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # targets of a full pass per source
-        self.pass_targets = [self._total_targets(chosen) for chosen in self.documents]
+        self.pass_targets = [int(targets[chosen].sum(dtype=np.int64)) for chosen in self.documents]
         for source, full in zip(sources, self.pass_targets, strict=True):
             if not full:
                 raise DataError(
@@ -199,12 +199,6 @@ class Mixture:
                 )
         if n_rows:
             self.speed = self._speed()
-
-    # ------------------------------------------------------------------------------------------- the documents
-
-    def _total_targets(self, documents: Ints) -> int:
-        """Total targets of these documents."""
-        return int(self.document_targets[documents].sum(dtype=np.int64))
 
     def _quotas(self, passes: Sequence[float]) -> list[int]:
         """Targets of each source in the largest plan with the shares. passes: upper bound per source."""
@@ -239,8 +233,6 @@ class Mixture:
         # Rotated so that the arc starts at 0. numpy's remainder of a negative number is positive, as Python's.
         firsts = np.cumsum(targets, dtype=np.int64) - targets - begin
         return np.sort(order[firsts % self.pass_targets[i] < length])
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def plan(self, epoch: int) -> MixedPlan:
         """The rows of an epoch. If the run is one plan, epoch 0 has all of it, and later ones the rows past its planned end."""
@@ -292,8 +284,6 @@ class Mixture:
         rows = slice(end - self.n_rows, end)
         return MixedPlan(self.store.offsets, self.rows, source_of[rows], number[rows])
 
-    # --------------------------------------------------------------------------------------------------- reports
-
     def repeats_beyond_limit(self, plan: RowPlan) -> str:
         """Describes sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
         excesses = []
@@ -322,7 +312,8 @@ class Mixture:
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             rounds, rest = divmod(epoch * quota, self.pass_targets[i])
-            targets.append(rounds * self.pass_targets[i] + self._total_targets(self._arc(i, 0, rest)))
+            in_rest = self.document_targets[self._arc(i, 0, rest)].sum(dtype=np.int64)
+            targets.append(rounds * self.pass_targets[i] + int(in_rest))
         return targets
 
     def layout(self) -> dict[str, object]:

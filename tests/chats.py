@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 
-from tests.helpers import ROOT, flags, trainers_that_fit
+from tests.helpers import ROOT, flags, trainer_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "hills"]
 
@@ -143,6 +143,4 @@ def train(**changes):
     """Call train_sft.py's main in this process, from fresh weights unless `from_weight` is given; returns its Trainer."""
     from trainer import train_sft
 
-    with trainers_that_fit() as trainers:
-        assert train_sft.main(flags(**{"from_weight": "none", "max_seq_len": 64, **changes})) == 0
-    return trainers[0]
+    return trainer_of(train_sft.main, flags(**{"from_weight": "none", "max_seq_len": 64, **changes}))

@@ -26,22 +26,13 @@ SHARED = REFERENCE
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no reference material at {SHARED} (MINIMIND_REFERENCE)")
 
 
-# ---------------------------------------------------------------------------------- tiny models and data
-
-
 def tiny_model(seed=0, **fields):
     """A MiniMindForCausalLM of two layers of width 32 over 97 tokens, in train mode; `fields` override its config."""
     from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
-    sizes = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-    }
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(seed)
-    return MiniMindForCausalLM(MiniMindConfig(**{**sizes, **fields})).train()
+    return MiniMindForCausalLM(MiniMindConfig(**{**sizes, "intermediate_size": 48, **fields})).train()
 
 
 def token_store(lengths):
@@ -94,37 +85,38 @@ def write_corpus(path, n_documents=40, seed=0):
     return path
 
 
-# ------------------------------------------------------------------------------------ runs of the trainer
-
 SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_seq_len": 24,
-    "batch_size": 2,
-    "accumulation_steps": 2,
-    "log_interval": 1,
-    "num_workers": 0,
-    "device": "cpu",
-    "dtype": "float32",
-    "use_compile": 0,
-    "dist_timeout": 60,
-    "report": 0,
-}
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_seq_len": 24, "batch_size": 2,
+    "accumulation_steps": 2, "log_interval": 1, "num_workers": 0, "device": "cpu", "dtype": "float32", "use_compile": 0,
+    "dist_timeout": 60, "report": 0,
+}  # fmt: skip
 
 
 def flags(**changes):
     """The argument list of a run that takes a fraction of a second, with these flags changed; None drops a flag."""
-    settings = {name: value for name, value in {**SMALL, **changes}.items() if value is not None}
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return argument_list({**SMALL, **changes})
+
+
+def argument_list(settings):
+    """{flag: value}, or a list of values, as the words of a command line, without those that are None."""
+    words = []
+    for name, value in settings.items():
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def train(**changes):
     """Call the trainer's main in this process; returns its Trainer (engine, progress, ...) after it has finished."""
     from trainer import train_pretrain
 
+    return trainer_of(train_pretrain.main, flags(**changes))
+
+
+def trainer_of(main, arguments):
+    """The Trainer of a command that is run in this process."""
     with trainers_that_fit() as trainers:
-        assert train_pretrain.main(flags(**changes)) == 0
+        assert main(arguments) == 0
     return trainers[0]
 
 
@@ -212,14 +204,11 @@ def complaint(capsys, main, arguments):
     return error.rstrip("\n")
 
 
-# --------------------------------------------------------------------------------------- several processes
-
-
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=60, explain=lambda: "it has not happened"):
     """What `condition()` gives as soon as it is true."""
     give_up = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < give_up, "it has not happened"
+        assert time.monotonic() < give_up, explain()
         time.sleep(0.01)
     return found
 
@@ -268,3 +257,16 @@ def new_port(name):
     while not place.exists():
         time.sleep(0.01)
     os.environ["MASTER_PORT"] = place.read_text()
+
+
+@contextlib.contextmanager
+def process_group(name, timeout_s=60):
+    """The Ranks of a process group on the CPU, which lasts as long as the block."""
+    from trainer.machine.ranks import init_distributed_mode
+
+    new_port(name)
+    ranks, _ = init_distributed_mode("cpu", timeout_s=timeout_s)
+    try:
+        yield ranks
+    finally:
+        torch.distributed.destroy_process_group()

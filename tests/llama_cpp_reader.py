@@ -67,11 +67,7 @@ def want_llama_cpp():
 def read_with(requests):
     """The reader's answers."""
     done = subprocess.run(
-        [sys.executable, "-c", READER],
-        input=json.dumps(requests),
-        capture_output=True,
-        text=True,
-        timeout=400,
+        [sys.executable, "-c", READER], input=json.dumps(requests), capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -44,8 +44,7 @@ PARSERS = {
 
 
 def commands():
-    """(document, words) of each line of a code block that starts a script of ours; continued lines are joined, and variables
-    that an earlier line of the block sets are put in."""
+    """(document, words) of each line of a code block that starts a script of ours, with the block's variables put in."""
     for path in DOCUMENTS:
         blocks = re.findall(
             r"^```\w*\n(.*?)^```|^((?:    .*\n)+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
@@ -82,10 +81,14 @@ def test_make_targets_of_the_readme_exist():
             assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 
+def lines_of_make(*words):
+    """What make would run."""
+    command = ["make", "-n", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def flags_of_make_pretrain(*variables):
-    command = ["make", "-n", "pretrain", *variables]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    (words,) = [shlex.split(line) for line in lines if "trainer/train_" in line]
+    (words,) = [shlex.split(line) for line in lines_of_make("pretrain", *variables) if "trainer/train_" in line]
     return words[2:]
 
 
@@ -108,8 +111,7 @@ def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     monkeypatch.setattr(embedded_questions, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
-    command = ["make", "-n", "--always-make", "-C", str(ROOT), target]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = lines_of_make("--always-make", target)
     programs = [shlex.split(line)[2] for line in lines if '-c "from dataset' in line]
     for program in programs:
         exec(program)  # noqa: S102 - the Makefile's own
@@ -120,8 +122,7 @@ def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
 
 def test_the_commands_of_make_chat():
     """Each goes on from what the one before has left."""
-    lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    pretrain, sft, evaluate = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
+    pretrain, sft, evaluate = (shlex.split(line) for line in lines_of_make("chat") if ".py " in line)
     base = PretrainSettings.parse(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
     settings = SftSettings.parse(sft[2:])
     assert settings.weight() == Path(f"{base.stem(settings.hidden_size, False)}.pth")
@@ -134,16 +135,20 @@ def test_the_commands_of_make_chat():
     assert base.from_resume and settings.from_resume
 
 
+def run_with_stand_ins(folder, names, code, script, *flags):
+    """Run a script where this code is the packages of these names, which take seconds to import."""
+    for name in names:
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(ROOT / script), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("script", PARSERS)
 def test_help_and_wrong_flags_are_answered_without_importing_torch(script, tmp_path):
-    """A torch and a transformers that fail when they are imported stand in for the real ones, which take seconds."""
-    for name in ("torch", "transformers"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     # All parsers are of one class.
     flag = "--no_such_flag" if script == "trainer/train_pretrain.py" else "--help"
-    command = [sys.executable, str(ROOT / script), flag]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = run_with_stand_ins(tmp_path, ("torch", "transformers"), "raise SystemExit('imported')\n", script, flag)
     if flag == "--help":
         assert ended.returncode == 0 and ended.stdout.startswith("usage: "), ended.stderr
     else:
@@ -152,25 +157,18 @@ def test_help_and_wrong_flags_are_answered_without_importing_torch(script, tmp_p
 
 @pytest.mark.parametrize("script", ["trainer/train_pretrain.py", "scripts/play.py"])
 def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
-    """A torch, transformers and tokenizers that press Ctrl-C when they are imported stand in for a person who does."""
     pressed = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
-    for name in ("torch", "transformers", "tokenizers"):
-        (tmp_path / f"{name}.py").write_text(pressed, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, str(ROOT / script)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = run_with_stand_ins(tmp_path, ("torch", "transformers", "tokenizers"), pressed, script)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr == ""
 
 
 def test_the_command_for_a_python_without_the_packages(tmp_path):
-    """-S: a Python that sees the standard library alone. Beside an environment of `make` its activation, from whatever folder;
-    otherwise pip's command."""
+    """-S: a Python that sees the standard library alone. Beside an environment of `make` its activation, otherwise pip's command."""
     (tmp_path / "common").mkdir()
     shutil.copy(ROOT / "common" / "start.py", tmp_path / "common")
-    (tmp_path / "run.py").write_text(
-        "from common.start import guard_imports\nguard_imports()\nimport torch\n", encoding="utf-8"
-    )
+    program = "from common.start import guard_imports\nguard_imports()\nimport torch\n"
+    (tmp_path / "run.py").write_text(program, encoding="utf-8")
 
     def command_from(folder):
         ended = subprocess.run([sys.executable, "-S", tmp_path / "run.py"], cwd=folder, capture_output=True, text=True)

@@ -93,19 +93,18 @@ LOADERS = ("from_pretrained", "from_config")
 
 
 def test_forbidden_arguments_do_not_occur():
-    """No strict=False for weights, weights_only=False, trust_remote_code=True, type=bool, ignored warnings, deterministic
-    cuDNN. torch.load always says weights_only=True, and loaders of transformers trust_remote_code=False: left out, it means to
-    ask on the standard input.
-    """
+    """torch.load always says weights_only=True, and loaders of transformers trust_remote_code=False: left out, it means to ask."""
     loaders = 0
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         assert "cudnn.deterministic" not in text
+        assert "pickle" not in {name.split(".")[0] for name in imports(path)}, path
         for name, call in calls(path):
             place = f"{path}:{call.lineno}"
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             assert not (name == "load_state_dict" and given.get("strict", "True") != "True"), place
             assert given.get("weights_only", "True") == "True", place
+            assert given.get("allow_pickle", "False") == "False", place
             assert given.get("trust_remote_code", "False") == "False", place
             assert given.get("type") != "bool", place
             is_warning = name in ("filterwarnings", "simplefilter")
@@ -126,8 +125,7 @@ BUILT_ON = {SftSettings: ("pretrain",)}
 
 @pytest.mark.parametrize("kind", OWN_FILES)
 def test_every_flag_is_read(kind):
-    """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` outside the
-    files of settings and those of other trainers."""
+    """Reference: the parser's own list; `settings.<flag>` outside the files of settings and those of other trainers reads one."""
     own = (OWN_FILES[kind], *BUILT_ON.get(kind, ()))
     actions, others = SettingsParser(kind)._actions, [name for name in OWN_FILES.values() if name not in own]
     files = [
@@ -165,8 +163,7 @@ print(json.dumps([
 """
     path = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path / "home")}
     (tmp_path / "here").mkdir()
-    ended = subprocess.run(
-        [sys.executable, "-c", probe], cwd=tmp_path / "here", env=path, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", probe]
+    ended = subprocess.run(command, cwd=tmp_path / "here", env=path, capture_output=True, text=True)
     assert json.loads(ended.stdout) == [False, True, [], True, True], ended.stderr
     assert not ended.stderr

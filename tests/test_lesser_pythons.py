@@ -1,5 +1,4 @@
-"""All trainers in a Python that lacks packages which only some users need, or what Windows does not have. Reference: a run that goes
-through, and goes on. What is taken away is taken in a process of its own."""
+"""All trainers, in processes that lack packages which only some users need, or what Windows does not have."""
 
 import json
 import subprocess
@@ -57,17 +56,12 @@ sys.platform = "win32"
 def train_all(tmp_path):
     """A function that takes something away, runs every trainer, pretraining twice, and gives what was printed."""
     data = write_corpus(tmp_path / "data.jsonl")
-    chats = {"data_path": write_chats(tmp_path / "chats.jsonl"), "max_seq_len": 64, "out_dir": tmp_path / "out"}
+    out = tmp_path / "out"
+    chats = {"data_path": write_chats(tmp_path / "chats.jsonl"), "max_seq_len": 64, "out_dir": out}
     electra = {"vocab_path": write_vocab(tmp_path / "vocab.txt"), "out_dir": tmp_path / "electra", "max_steps": 3}
     electra["data_path"] = write_lines(tmp_path / "lines.jsonl")[0]
     place = make_place(tmp_path / "place")
-    pretrain = {
-        "data_path": data,
-        "out_dir": tmp_path / "out",
-        "report": 1,
-        "val_fraction": 0.2,
-        "cpu_processes": "auto",
-    }
+    pretrain = {"data_path": data, "out_dir": out, "report": 1, "val_fraction": 0.2, "cpu_processes": "auto"}
 
     def train(take_away, missing, **glue):
         commands = [
@@ -87,7 +81,7 @@ for trainer, words in commands:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 0, ended.stderr
         assert [ended.stdout.count(f"ended {name} 0") for name, _ in commands] == [2, 2, 1, 1, 1]
-        assert "resumed from" in ended.stdout and (tmp_path / "out" / "pretrain_16.pth").is_file()
+        assert "resumed from" in ended.stdout and (out / "pretrain_16.pth").is_file()
         return ended.stdout
 
     return train

@@ -19,8 +19,6 @@ from tests.trainer.test_train_electra import flags as electra_flags
 from trainer import train_electra, train_glue
 from trainer.machine.command_line import run_cli
 
-# ------------------------------------------------------------------------------------------- hostile folders
-
 CODE = """
 import pathlib
 pathlib.Path(__file__).with_name("ran").touch()
@@ -103,9 +101,6 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     (line,) = [line for line in errors if line.startswith("error: ")]
     assert "Python code from its folder, which is never run" in line
     assert not any("Traceback" in line for line in errors)
-
-
-# ----------------------------------------------------------------------------------------- chat templates
 
 
 BOMBS = {

@@ -56,12 +56,7 @@ class Dropout(torch.nn.Dropout):
 
 
 def written_out(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float,
-    p: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float, p: float
 ) -> torch.Tensor:
     """Softmax attention with dropout p by autograd; [R, H, T, D].
 

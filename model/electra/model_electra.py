@@ -86,9 +86,6 @@ def init_position_embeddings(network: Any) -> None:
         weight.copy_(pairs * network.config.initializer_range * 2**0.5)
 
 
-# ------------------------------------------------------------------------------------------------ the model
-
-
 class Output(NamedTuple):
     """Results of a batch. mlm and disc: 0-d sums of the losses over masked and over all non-padding positions."""
 
@@ -213,8 +210,6 @@ def masked_lm_loss(
     loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
     return loss, (logits.argmax(-1) == labels).sum()
 
-
-# ------------------------------------------------------------------------------------- drawing the generator's tokens
 
 # logits -> (sums, highest), see add_up_chunks
 AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -23,10 +23,7 @@ def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
             "ours": [part(400, 400, 1.0), part(400, 400, 1.0), part(800, 800, 1.0)],
         }
     )
-    assert found == {
-        "ours / plain, text tokens": (16.0, 8.0, 16.0),
-        "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0),
-    }
+    assert found == {"ours / plain, text tokens": (16.0, 8.0, 16.0), "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0)}
 
 
 @pytest.mark.slow
@@ -36,9 +33,8 @@ def test_all_sides_run_side_by_side(tmp_path):
     out = tmp_path / "bench.json"
     command = "--sizes tiny --threads 1 --seconds 1 --slice 0.1 --rows 2 --documents 60 --use_compile 0 --device cpu"
     command = [*command.split(), "--sides", "plain", "hf", "ours", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "bench.py"), *command], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (record,) = json.loads(out.read_text())
     assert list(record["sides"]) == ["plain", "hf", "ours"] and len(record["ratios"]) == 2

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -40,9 +41,7 @@ def program(monkeypatch):
 
 
 def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, program, capsys):
-    def fails(device):
-        raise RuntimeError("no such kernel")
-
+    fails = mock.Mock(side_effect=RuntimeError("no such kernel"))
     monkeypatch.setattr(gpu, "SECTIONS", [("a section", {"first": fails, "second": lambda device: "fine"})] * 6)
     results = [json.dumps(result) for result in gpu.results_of(5, CPU, small=True)]
     program(f"print(*{results}, sep='\\n')")

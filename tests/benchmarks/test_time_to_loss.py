@@ -1,5 +1,4 @@
-"""benchmarks/time_to_loss.py. References: minutes and rates counted by hand, the other trainers' own settings, and the command
-lines of bench.py and of the trainer."""
+"""benchmarks/time_to_loss.py. References: minutes and rates counted by hand, the other trainers' own settings."""
 
 import json
 from pathlib import Path
@@ -32,8 +31,7 @@ def test_the_flags_are_those_of_the_other_trainer(rival, dtype, own):
 
 
 def test_the_best_rate_counts_and_all_runs_have_the_same_text_and_seed(tmp_path, monkeypatch, capsys):
-    """The other trainer makes an update a second in one form, and cannot start in the other. A budget between the losses of both
-    rates does not reach the better one."""
+    """The other trainer makes an update a second in one form, and cannot start in the other."""
 
     def measure(words, check):
         assert words[-3:] == ["--sides", "hf", "hf-compiled"]

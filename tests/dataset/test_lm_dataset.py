@@ -54,9 +54,8 @@ def test_a_faulty_line_and_a_missing_file_are_named(tmp_path):
 @pytest.mark.slow
 def test_worker_processes_give_the_same_items(tmp_path):
     """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""
-    dataset = PretrainDataset(
-        write_texts(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)]), small_tokenizer(), 24
-    )
+    path = write_texts(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)])
+    dataset = PretrainDataset(path, small_tokenizer(), 24)
     expected = [torch.stack(column) for column in zip(*dataset, strict=True)]
     loader = DataLoader(dataset, batch_size=7, num_workers=2)
     for ours, column in zip(zip(*loader, strict=True), expected, strict=True):

@@ -1,5 +1,4 @@
-"""Sources with shares, by counting. References: the schedule's own integral, the documents' lengths, the rows of each pass made
-by itself, and a walk round each source."""
+"""Sources with shares, by counting. References: the schedule's integral, the rows of each pass, a walk round each source."""
 
 import re
 from collections import Counter
@@ -170,9 +169,8 @@ def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
     lengths = random_lengths(7, (2_000, 500))
     arguments = ["a:0.7..0.2", "b:0.3..0.8"]
     short = mixture(arguments, lengths, n_rows=2000)
-    found = re.fullmatch(
-        r"b needs \d+\.\d\d passes and is allowed 1 \(x(\d+) is enough\)", short.repeats_beyond_limit(short.plan(0))
-    )
+    line = short.repeats_beyond_limit(short.plan(0))
+    found = re.fullmatch(r"b needs \d+\.\d\d passes and is allowed 1 \(x(\d+) is enough\)", line)
     more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
     enough = mixture(more_passes, lengths, n_rows=2000)
     assert enough.repeats_beyond_limit(enough.plan(0)) == ""
@@ -202,9 +200,6 @@ def test_a_run_of_too_many_passes_is_refused():
     for length in ({"n_rows": 10**6}, {"epochs": 2}):
         with pytest.raises(DataError, match=r"about \d,\d{3} passes over [ab], and at most 1,000 are possible"):
             mixture(arguments, random_lengths(7, (300, 200)), **length)
-
-
-# ------------------------------------------------------------------------------------------- fixed shares
 
 
 def naive_draw(documents, targets, quota, epoch):

@@ -1,5 +1,4 @@
-"""What sources with shares mean, on the command line and in a file. References: numbers worked out by hand, and numpy's
-integral of the interpolated points."""
+"""What sources with shares mean. References: numbers worked out by hand, and numpy's integral of the interpolated points."""
 
 import json
 

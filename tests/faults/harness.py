@@ -16,9 +16,8 @@ import torch
 
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT, argument_list, write_texts
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, verified
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_seq_len": 32, "batch_size": 2,
@@ -40,11 +39,10 @@ def make_tokenizer(folder):
 def make_corpus(path, n_documents=60, seed=0):
     """Documents of 6 to 28 characters, each beginning with its number, so that no two are alike."""
     generator = random.Random(seed)
-    with open(path, "w") as file:
-        for i in range(n_documents):
-            text = f"{i:03d} " + "".join(generator.choices("abcdefgh ", k=generator.randint(2, 24)))
-            file.write(json.dumps({"text": text}) + "\n")
-    return Path(path)
+    texts = []
+    for i in range(n_documents):
+        texts.append(f"{i:03d} " + "".join(generator.choices("abcdefgh ", k=generator.randint(2, 24))))
+    return Path(write_texts(path, texts))
 
 
 def rising(folder):
@@ -84,16 +82,11 @@ class Process:
             trainer=trainer, log=str(log), arguments=arguments, environment=environment, hooks=hooks or {}, cwd=str(cwd)
         )
 
-    @property
-    def out(self):
-        return self._read("out")
+    out = property(lambda self: self._read("out"))
+    err = property(lambda self: self._read("err"))
 
-    @property
-    def err(self):
-        return self._read("err")
-
-    def _read(self, kind):
-        path = Path(f"{self.log}.{kind}")
+    def _read(self, stream):
+        path = Path(f"{self.log}.{stream}")
         return path.read_text() if path.exists() else ""
 
     def running(self):
@@ -135,11 +128,10 @@ class Lab:
         self.settings, self.count = settings, 0
 
     def flags(self, name, **changes):
-        settings = {
+        return argument_list({
             "data_path": self.corpus, "tokenizer_path": self.tokenizer, "cache_dir": self.corpus.parent / "cache",
             "out_dir": self.folder / name, **SMALL, **self.settings, **changes,
-        }  # fmt: skip
-        return [part for flag, value in settings.items() if value is not None for part in (f"--{flag}", str(value))]
+        })  # fmt: skip
 
     def start(self, name, hooks=None, environment=None, **changes):
         self.count += 1
@@ -209,12 +201,10 @@ class Lab:
 
     def log_lines(self, name):
         """How many log lines the metrics file has so far."""
-        path = Path(f"{self.stem(name)}.metrics.jsonl")
-        try:
-            return path.read_bytes().count(b'"loss": ')
-        except FileNotFoundError:
-            # A fresh start moves or removes that of the run before.
-            return 0
+        # A fresh start moves or removes that of the run before, perhaps just now.
+        with contextlib.suppress(FileNotFoundError):
+            return Path(f"{self.stem(name)}.metrics.jsonl").read_bytes().count(b'"loss": ')
+        return 0
 
     def leftovers(self, name):
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]
@@ -235,13 +225,11 @@ class Lab:
                 if number < line["update"] or done[0]["attempt"] == line["attempt"]
             }
             updates.setdefault(line["update"], []).append(line)
-        return {
-            number: (
-                sorted(tuple(piece) for line in done for piece in line["pieces"]),
-                sum(line["loss"] for line in done),
-            )
-            for number, done in sorted(updates.items())
-        }
+        ledger = {}
+        for number, done in sorted(updates.items()):
+            pieces = sorted(tuple(piece) for line in done for piece in line["pieces"])
+            ledger[number] = pieces, sum(line["loss"] for line in done)
+        return ledger
 
     def documents(self):
         """The inputs of every document, in the order of the file."""

@@ -82,10 +82,7 @@ def ledger(path):
 
 
 def signal_at(updates, name="SIGTERM", rank=0, once=None):
-    """Raise a signal in this process when it is about to apply one of the updates (numbers from 1, over all resumes).
-
-    once: a path; each update's signal comes only if `{path}.{update}` does not exist yet, which it then does.
-    """
+    """Raise a signal before one of the updates (from 1, over all resumes); once: only if `{once}.{update}` does not exist yet."""
     at_update(updates, lambda: os.kill(os.getpid(), getattr(signal, name)), rank, once)
 
 
@@ -105,35 +102,41 @@ def hold_until_signal(update):
     """Wait before an update until a stop signal has come."""
     from trainer.machine.command_line import StopSignals
 
-    enter, entered = StopSignals.__enter__, []
-
-    def remembered_enter(self):
-        entered.append(self)
-        return enter(self)
+    entered = []
+    before_calls(StopSignals, "__enter__", entered.append)
 
     def hold():
         while not entered[-1].signum:
             time.sleep(0.05)
 
-    StopSignals.__enter__ = remembered_enter
     at_update([update], hold)
+
+
+def before_calls(owner, name, act):
+    """Call act(object) before each call of a method."""
+    method = getattr(owner, name)
+
+    def acting(self, *arguments, **named):
+        act(self)
+        return method(self, *arguments, **named)
+
+    setattr(owner, name, acting)
 
 
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
-    micro_batch, pending = engine.Engine.micro_batch, set(updates)
+    pending = set(updates)
 
-    def acting_micro_batch(self, *arguments, **named):
+    def act_if_due(running):
         for due in sorted(number for number in pending if number <= Count.done + 1):
             pending.discard(due)
-            is_here = due > Count.before and self.ranks.rank == rank
+            is_here = due > Count.before and running.ranks.rank == rank
             if is_here and not (once and os.path.exists(f"{once}.{due}")):
                 if once:
                     open(f"{once}.{due}", "w").close()
                 action()
-        return micro_batch(self, *arguments, **named)
 
-    engine.Engine.micro_batch = acting_micro_batch
+    before_calls(engine.Engine, "micro_batch", act_if_due)
 
 
 def pieces(batch):
@@ -145,16 +148,14 @@ def pieces(batch):
 
 def slow_save(seconds=0.5):
     """Make the middle of each checkpoint file last."""
-    write = files.HashingWriter.write
 
-    def slow_write(self, data):
-        if not hasattr(self, "slept") and ".pt." in str(self.file.name) and self.file.tell() > 20_000:
-            self.slept = True
-            self.file.flush()
+    def sleep_once(writer):
+        if not hasattr(writer, "slept") and ".pt." in str(writer.file.name) and writer.file.tell() > 20_000:
+            writer.slept = True
+            writer.file.flush()
             time.sleep(seconds)
-        return write(self, data)
 
-    files.HashingWriter.write = slow_write
+    before_calls(files.HashingWriter, "write", sleep_once)
 
 
 def kill_in_prune():
@@ -189,10 +190,7 @@ def save_again():
 
 
 def full_disk(at_tries, offset):
-    """In these tries to save the disk takes `offset` bytes of each of its files and no more; the others succeed.
-
-    No limit of the whole process stands for it: other files are written by other threads meanwhile, the ledger of the test among them.
-    """
+    """In these tries to save the disk takes `offset` bytes of each of its files. (A limit of the process would hit the ledger too.)"""
     count, enter, write = 0, files.HashingWriter.__init__, files.HashingWriter.write
 
     def start(self, file):
@@ -214,13 +212,7 @@ def full_disk(at_tries, offset):
 
 def slow_updates(seconds):
     """Make every update last at least so long, as one of a larger model does."""
-    update = engine.Engine.update
-
-    def slow(self, *arguments, **named):
-        time.sleep(seconds)
-        return update(self, *arguments, **named)
-
-    engine.Engine.update = slow
+    before_calls(engine.Engine, "update", lambda _: time.sleep(seconds))
 
 
 def slow_evaluation(seconds):
@@ -229,14 +221,12 @@ def slow_evaluation(seconds):
     from dataset.corpus import ValidationBatches
 
     corpus.EVAL_ROWS = 2
-    get = ValidationBatches.__getitem__
 
-    def slow(self, i):
+    def say_and_sleep(_):
         print("evaluating", flush=True)
         time.sleep(seconds)
-        return get(self, i)
 
-    ValidationBatches.__getitem__ = slow
+    before_calls(ValidationBatches, "__getitem__", say_and_sleep)
 
 
 def any_cpu_has_bfloat16():

@@ -1,7 +1,4 @@
-"""A command that divides itself into processes: the same run as in one process, and no process left, however it ends.
-
-References: the run in one process, and the undisturbed run (bitwise).
-"""
+"""A command that divides itself into processes. References: the run in one process, and the undisturbed run (bitwise)."""
 
 import os
 import signal

@@ -52,10 +52,8 @@ def test_the_updates_are_the_same_on_any_world_size(lab, settings, accumulation_
 
 def run_apart(lab, of_rank_1, **changes):
     """Two ranks, of which the second one has other flags; their processes, which have ended."""
-    environments = rank_environments(2)
-    processes = [
-        lab.start("run", None, environments[rank], **{**changes, **(of_rank_1 if rank else {})}) for rank in range(2)
-    ]
+    first, second = rank_environments(2)
+    processes = [lab.start("run", None, first, **changes), lab.start("run", None, second, **{**changes, **of_rank_1})]
     assert [process.wait() for process in processes] == [2, 2]
     assert processes[1].err == "" and processes[0].err.count("\n") == 1
     return processes
@@ -109,9 +107,6 @@ def test_a_global_batch_that_cannot_be_kept(lab):
     assert steps == sorted(set(steps))
 
 
-# --------------------------------------------------------------------------- lost ranks
-
-
 def left_running(lab):
     """Processes that have this lab's folder on their command line."""
     found = subprocess.run(["pgrep", "-f", f"launch.py.*{lab.folder}"], capture_output=True, text=True)
@@ -141,9 +136,6 @@ def test_peer_of_a_rank_that_fails(lab, kind):
     processes[1].kill()
     processes[1].wait()
     lab.run_ranks("run", from_resume=1)
-
-
-# ----------------------------------------------------------------------- launches, compiled models
 
 
 @pytest.mark.slow

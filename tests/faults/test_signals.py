@@ -126,7 +126,6 @@ def test_a_stop_signal_to_torchrun(lab):
 def test_a_sigusr1_saves_and_goes_on(lab, whole):
     hooks = {"signal_at": {"updates": [5], "name": "SIGUSR1"}}
     lab.run("run", hooks=hooks, keep_checkpoints=50)
-    assert [path.stem for path in lab.checkpoints("run")][::-1] == [
-        f"update_{update:08d}" for update in (3, 5, 6, 9, 13, 16, 19, 20)
-    ]
+    saved = [int(path.stem.removeprefix("update_")) for path in lab.checkpoints("run")]
+    assert sorted(saved) == [3, 5, 6, 9, 13, 16, 19, 20]
     assert lab.result("run") == whole.result("whole")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.faults.harness import Lab, digest
 from tests.faults.two_nodes import Job, reason_against, two_nodes
+from tests.helpers import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +94,7 @@ def test_a_node_is_lost_and_the_other_goes_on_alone_until_it_is_back(job, undist
     job.until_update(STRUCK + 3)
     assert not of_second.exists()
     job.bring_back(second)
-    job.wait_for(of_second.exists, "an update of both")
+    wait_until(of_second.exists, 120, job.output)
     job.wait()
     ends = [lab.state(name)["model"] for lab, name in ((job.lab, "run"), (undisturbed, "whole"))]
     assert digest(ends[0]) == digest(ends[1])

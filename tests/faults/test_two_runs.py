@@ -23,16 +23,6 @@ def test_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
     assert sorted(path.name for path in (lab.folder / "run").glob(".*")) == [".pretrain_32.lock"]
 
 
-def test_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
-    """Killed with its loader processes at work; the next one names nobody and goes on."""
-    first = lab.start("run", {"slow_updates": {"seconds": 0.05}}, num_workers=2)
-    assert first.until(lambda: len(lab.checkpoints("run")) > 0)
-    first.kill()
-    first.wait()
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
-
-
 @pytest.mark.slow
 def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
     lab.run_ranks("whole")

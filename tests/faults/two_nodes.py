@@ -14,10 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from tests.faults.harness import ROOT, Lab
+from tests.faults.harness import Lab
+from tests.helpers import ROOT, wait_until
 
 # in a range reserved for examples, which no network uses
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
@@ -158,15 +158,9 @@ class Job:
         done = [json.loads(line)["update"] for line in lines if line.endswith("\n")]
         return done[-1] if done else 0
 
-    def wait_for(self, condition, what, seconds=120):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, f"{what}: not within {seconds} s\n{self.output()}"
-            time.sleep(0.01)
-
     def until_update(self, number):
         """Wait until so many updates are done."""
-        self.wait_for(lambda: self.newest_update() >= number, f"update {number}")
+        wait_until(lambda: self.newest_update() >= number, 120, self.output)
 
     def lose(self, node):
         """The cable is pulled, then all processes of the node end: nobody is told."""

@@ -1,7 +1,4 @@
-"""What the files of launch/ hand to torchrun and to the trainer. Reference: the parsers of both.
-
-Programs that write their arguments down stand in for torchrun and for Slurm's. tests/faults/test_two_nodes.py runs the files.
-"""
+"""What the files of launch/ hand to torchrun and to the trainer. Reference: the parsers of both. faults/test_two_nodes.py runs them."""
 
 import json
 import os
@@ -49,15 +46,8 @@ def run(tmp_path):
     return start
 
 
-def check_trainer(launcher):
-    """The trainer gets FLAGS and goes on from its checkpoints. launcher: what torchrun has understood."""
-    assert (ROOT / launcher.training_script).is_file()
-    settings = PretrainSettings.parse(launcher.training_script_args)
-    assert settings.from_resume
-    assert settings.data_path == ["my text.jsonl"] and settings.batch_size == 4
-
-
 def test_c10d(run):
+    """The trainer gets FLAGS, and goes on from its checkpoints."""
     ended, calls = run("c10d.sh", HEAD="node0:29400", NODES="1:2", PROCESSES="8")
     assert ended.returncode == 0, ended.stderr
     ((_, arguments, variables),) = calls
@@ -66,7 +56,10 @@ def test_c10d(run):
     assert (launcher.rdzv_backend, launcher.rdzv_endpoint) == ("c10d", "node0:29400")
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "110" and launcher.rdzv_id == "minimind"
-    check_trainer(launcher)
+    assert (ROOT / launcher.training_script).is_file()
+    settings = PretrainSettings.parse(launcher.training_script_args)
+    assert settings.from_resume
+    assert settings.data_path == ["my text.jsonl"] and settings.batch_size == 4
 
 
 def test_static(run):

@@ -3,43 +3,30 @@
 import json
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-# {name: (class of the config, class of the model, fields beside SIZES)}
+# {name: (type of the model, fields beside SIZES)}
 KINDS = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {"rms_norm_eps": 1e-5, "head_dim": 12}),
-    "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**EXPERTS, "head_dim": 16}),
-    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, {**EXPERTS, "shared_expert_intermediate_size": 48}),
+    "llama": ("llama", {"rms_norm_eps": 1e-5, "head_dim": 12}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48}),
 }
 
 
 def public_model(kind, **fields):
     """A model of KINDS in eval mode, all of its weights random but those that a MiniMind has none of."""
-    config_class, model_class, own = KINDS[kind]
+    model_type, own = KINDS[kind]
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 50_000.0}
-    model = model_class(config_class(**{**SIZES, **own, "rope_parameters": rope, **fields})).eval()
+    config = AutoConfig.for_model(model_type, **{**SIZES, **own, "rope_parameters": rope, **fields})
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "shared_expert_gate" in name:

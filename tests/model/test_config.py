@@ -53,7 +53,7 @@ def test_moe_fields_go_by_both_names():
         ({"hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=8"),
         (
             {"num_attention_heads": 3, "hidden_size": 6},
-            "is not divisible by num_key_value_heads=2 (--num_key_value_heads)",
+            "not divisible by num_key_value_heads=2 (--num_key_value_heads)",
         ),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 is not within num_experts=2"),
         ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),

@@ -1,5 +1,4 @@
-"""Every fast path against the plain code: block attention against SDPA, fused products against nn.Linear, the compiled
-micro-batch against the eager one."""
+"""Every fast path against the plain code: block attention against SDPA, the compiled micro-batch against the eager one."""
 
 import functools
 
@@ -136,10 +135,16 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
         assert torch.get_float32_matmul_precision() == precision
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    "kind, on_gpu", [("minimind2", False), pytest.param("minimind3_moe", True, marks=pytest.mark.slow)]
+    "kind, on_gpu, recomputes",
+    [
+        ("minimind2", False, False),
+        pytest.param("minimind3_moe", True, False, marks=pytest.mark.slow),
+        pytest.param("minimind3_moe", False, True, marks=pytest.mark.slow),
+    ],
 )
-def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_compile):
+def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, recomputes, quick_compile):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
     batch = batches()[0]
     model = tiny(kind, router_aux_loss_coef=0.1)
@@ -147,6 +152,8 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_
     plain = model.training_losses(*batch)
     sum(plain).backward()
     plain_gradients = gradients(model)
+    if recomputes:
+        model.gradient_checkpointing_enable()
     model.compile_training(tuple(batch[0].shape))
     backend = model.compiled_backend
     assert not backend.on_gpu
@@ -157,21 +164,6 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_
     torch.testing.assert_close(gradients(model), plain_gradients, atol=1e-5, rtol=1e-5)
     assert list(model.state_dict()) == keys
     assert list(backend._compiled) == ([rope_tables, Block.compute, model.model.norm] if on_gpu else [Block.compute])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-def test_gradient_checkpointing_with_the_fast_path(quick_compile):
-    """Against the fast path without it."""
-    batch, results = batches()[0], []
-    for enable in (False, True):
-        model = tiny("minimind3_moe")
-        if enable:
-            model.gradient_checkpointing_enable()
-        model.compile_training(tuple(batch[0].shape))
-        sum(model.training_losses(*batch)).backward()
-        results.append(gradients(model))
-    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
 
 
 def test_what_stays_eager(monkeypatch):
@@ -218,8 +210,9 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
 
     def compiled(choice, flops, width=compiling.WIDE_ON_CPU):
         model.compiled_backend = None
+        shape = (2, 24)
         notices.extend(
-            compiling.compile_blocks(model.compile_training, choice, cpu, (2, 24), flops, torch.float32, width)
+            compiling.compile_blocks(model.compile_training, choice, cpu, shape, flops, torch.float32, width)
         )
         return model.compiled_backend is not None
 
@@ -232,9 +225,6 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
     assert not compiled("auto", 0.9 * enough, 10 * half)
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: "no C++ compiler")
     assert not compiled("auto", enough) and not compiled("1", 0) and len(notices) == 2
-
-
-# ------------------------------------------------------------------------------------------- real code, slow
 
 
 def train(compiled, updates, dtype=torch.bfloat16, kind="minimind2"):

@@ -32,9 +32,6 @@ def difference(first, second):
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-# ------------------------------------------------------------------------------------- models that people publish
-
-
 @pytest.mark.parametrize("kind, shard", [*((kind, "10MB") for kind in KINDS), ("qwen3_moe", "20KB")])
 def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
     theirs = write_public(tmp_path, kind, max_shard_size=shard)
@@ -109,8 +106,6 @@ def test_the_weights_do_not_hang_on_the_file(tmp_path):
     assert difference(ours, theirs) == 0
 
 
-# -------------------------------------------------------------------------- forms that MiniMind does not compute
-
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, "beta_slow": 1}
 YARN |= {"original_max_position_embeddings": 64}
 
@@ -155,35 +150,26 @@ def folders(tmp_path):
     return write
 
 
-def test_biases_and_gates_that_are_not_zero_are_refused(folders):
-    folder = folders("llama", attention_bias=True, mlp_bias=True)
+BIASES = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize(
+    "kind, fields, name, change, message",
+    [
+        ("llama", BIASES, "up_proj.bias", lambda bias: bias + 0.5, "is not zero: MiniMind has no such part"),
+        ("qwen2_moe", {}, "shared_expert_gate.weight", lambda weight: weight + 0.5, "is not zero"),
+        # Quantised ones, of which 0 to 255 stand for something else
+        ("llama", {}, "up_proj.weight", lambda weight: weight.to(torch.uint8), "is torch.uint8; float32, float16 and"),
+    ],
+)
+def test_weights_that_minimind_has_not_are_refused(folders, kind, fields, name, change, message):
+    folder = folders(kind, **fields)
     load(folder)
-    replace(folder, "model.layers.1.mlp.up_proj.bias", lambda bias: bias + 0.5)
-    with pytest.raises(ValueError, match="up_proj.bias is not zero: MiniMind has no such part"):
+    state = load_file(folder / "model.safetensors")
+    tensor = f"model.layers.1.mlp.{name}"
+    save_file({**state, tensor: change(state[tensor])}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{name} {message}"):
         load(folder)
-    folder = folders("qwen2_moe")
-    replace(folder, "model.layers.1.mlp.shared_expert_gate.weight", lambda weight: weight + 0.5)
-    with pytest.raises(ValueError, match="shared_expert_gate.weight is not zero"):
-        load(folder)
-
-
-def test_whole_numbers_are_no_weights(folders):
-    """Quantised ones, of which 0 to 255 stand for something else."""
-    folder = folders("llama")
-    replace(folder, "model.layers.1.mlp.up_proj.weight", lambda weight: weight.to(torch.uint8))
-    with pytest.raises(ValueError, match="up_proj.weight is torch.uint8; float32, float16 and bfloat16 are read"):
-        load(folder)
-
-
-def replace(folder, name, change):
-    """Put `change` of a tensor in its place."""
-    path = folder / "model.safetensors"
-    state = load_file(path)
-    state[name] = change(state[name])
-    save_file(state, path)
-
-
-# ------------------------------------------------------------------------------------- what may lie in a folder
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,7 @@ def test_the_router_learns_from_the_lm_loss(fields):
 @pytest.mark.parametrize("kind", [{}, {"seq_aux": False}, {"generation": "minimind3"}])
 def test_no_host_synchronisation_per_expert(kind):
     """Forward and backward run on fake tensors, which have no values: anything read on the host would raise there."""
-    config = MiniMindConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, use_moe=True, **kind
-    )
+    config = MiniMindConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, use_moe=True, **kind)
     with FakeTensorMode():
         model = MiniMindForCausalLM(config).train()
         ids = torch.zeros(2, 8, dtype=torch.long)

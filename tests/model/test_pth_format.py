@@ -1,6 +1,4 @@
-"""from_pth: strict loading, the config from the .json beside the file or from keys and shapes, and files that nobody should trust:
-each ends in one line, with nothing run or half loaded.
-"""
+"""from_pth: strict loading, the config from the .json or from keys and shapes; files that nobody should trust end in one line."""
 
 import copy
 import json
@@ -71,9 +69,6 @@ def are_equal(loaded, model):
     return all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-# --------------------------------------------------------------------------------------------------- the config
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_config_is_inferred_from_keys_and_shapes(kind, path):
@@ -134,9 +129,6 @@ def test_weights_of_wrapped_models_and_with_position_tables_are_read(prefix, pat
     endless["model"] = endless
     torch.save(endless, path)
     refuse(path, "model is no plain block")
-
-
-# ------------------------------------------------------------------------------------------------ what does not fit
 
 
 @pytest.mark.parametrize(
@@ -206,9 +198,6 @@ def test_a_config_that_is_none_or_of_another_model(path):
     refuse(path, "larger than 1,048,576 bytes")
 
 
-# ---------------------------------------------------------------------------------------- what nobody should trust
-
-
 def test_a_compressed_archive_is_refused_before_it_is_unpacked(path, tmp_path):
     """100 MB of zeros in 100 kB, as no torch.save writes it."""
     write(path)
@@ -261,9 +250,6 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(path, ending):
     path.with_suffix(ending).unlink()
     os.mkfifo(path.with_suffix(ending))
     refuse(path, "not a regular file")
-
-
-# ---------------------------------------------------------------------------------------------------- what is written
 
 
 def test_a_crash_between_the_two_files_leaves_a_good_pair(path):

@@ -85,8 +85,7 @@ def test_dropout_drops_in_training_alone():
 
 @every_kind
 def test_empty_rows_change_nothing(kind):
-    """A micro-batch that is filled up, as the last one of an epoch is on a GPU. Reference: the batch as it is. What is
-    counted is the same number, what is computed is equal to rounding."""
+    """As the last micro-batch of an epoch is filled up on a GPU. Reference: the batch as it is; counts to the bit."""
     parts = batches()[0]
     batch = Batch(*parts, n_targets=int((parts[1] != -100).sum()), n_documents=4)
     empty = (0, -100, -1, 0)
@@ -127,9 +126,8 @@ def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     mine = chunked_cross_entropy(hidden, weight, targets)
     plain = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     torch.testing.assert_close(mine, plain)
-    torch.testing.assert_close(
-        torch.autograd.grad(0.3 * mine, (hidden, weight)), torch.autograd.grad(0.3 * plain, (hidden, weight))
-    )
+    both = [torch.autograd.grad(0.3 * loss, (hidden, weight)) for loss in (mine, plain)]
+    torch.testing.assert_close(*both)
 
 
 def test_in_float16_the_gradient_of_a_gpus_chunk_is_finite(monkeypatch):

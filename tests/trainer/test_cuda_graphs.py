@@ -10,12 +10,9 @@ from torch.utils._pytree import tree_iter
 from benchmarks.training import packed_batch
 from dataset.packing import Totals
 from tests.helpers import tiny_model
+from tests.trainer.test_engine import make_engine
 from trainer import cuda_graphs
-from trainer.engine import Engine
-from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizers
-from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.settings import OptimizerSettings
+from trainer.pretrain.loss import pretrain_loss
 
 ROWS, T = 3, 40
 
@@ -34,9 +31,8 @@ class Recording(TorchDispatchMode):
         assert "_local_scalar_dense" not in func.__name__, "a graph cannot read a number"
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, torch.Tensor) and storage(tensor) not in self.own | self.before.keys():
-                whole = torch.as_strided(
-                    tensor.detach(), (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0
-                )
+                n = tensor.untyped_storage().nbytes() // tensor.itemsize
+                whole = torch.as_strided(tensor.detach(), (n,), (1,), 0)
                 self.before[storage(tensor)] = whole, whole.clone()
         result = func(*args, **(kwargs or {}))
         made = [storage(tensor) for tensor in tree_iter(result) if isinstance(tensor, torch.Tensor)]
@@ -44,8 +40,12 @@ class Recording(TorchDispatchMode):
         self.calls.append((func, args, kwargs or {}, result))
         return result
 
+    # of all graphs
+    replays = 0
+
     @torch.no_grad()
     def replay(self):
+        Recording.replays += 1
         for func, args, kwargs, result in self.calls:
             again = func(*args, **kwargs)
             for new, old in zip(tree_iter(again), tree_iter(result), strict=True):
@@ -68,20 +68,9 @@ def record(work):
 
 def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fields):
     """(weights, outcomes) after five updates of two micro-batches, no two of which are alike."""
-    torch.manual_seed(0)
     model = tiny_model(**fields)
-    device = torch.device("cpu")
-    engine = Engine(
-        model,
-        build_optimizers(model, OptimizerSettings(learning_rate=1e-3, optimizer=optimizer)),
-        partial(objective, model),
-        device=device,
-        dtype=torch.float32,
-        ranks=Ranks(),
-        n_sums=n_sums(model.config),
-        allows_cuda_graphs=True,
-        cuda_graphs=cuda_graphs,
-    )
+    graphs = {"allows_cuda_graphs": True, "cuda_graphs": cuda_graphs}
+    engine = make_engine(model, losses=partial(objective, model), optimizer=optimizer, **graphs)
     engine.graphs.say = said.append
     generator = torch.Generator().manual_seed(1)
     outcomes = []
@@ -105,23 +94,14 @@ def test_replayed_updates_have_the_bits_of_others(monkeypatch, fields, optimizer
     monkeypatch.setattr(cuda_graphs, "record", record)
     said = []
     plain = trained(False, said, optimizer, **fields)
-    replays = []
-    monkeypatch.setattr(cuda_graphs, "record", lambda work: counted(record(work), replays))
+    monkeypatch.setattr(Recording, "replays", 0)
     weights, outcomes, sums = trained(True, said, optimizer, **fields)
     assert not said
     # Four updates of two micro-batches, and the update in which both ways are compared
-    assert len(replays) == 4 * 3 + 2
+    assert Recording.replays == 4 * 3 + 2
     assert all(map(torch.equal, weights, plain[0]))
     assert (outcomes, sums) == plain[1:]
     assert [outcome.save for outcome in outcomes] == [0, 0, 0, 1, 0]
-
-
-def counted(replay, replays):
-    def work():
-        replays.append(1)
-        replay()
-
-    return work
 
 
 def reads_a_number(model, batch, totals):

@@ -1,7 +1,4 @@
-"""Two ranks in real Gloo processes. References: one rank, and tests/updates.py (brute force per document).
-
-One start of the two processes serves the whole file: importing torch takes longer than all that they do.
-"""
+"""Two ranks in Gloo processes, started once for all tests. References: one rank, and tests/updates.py (each document alone)."""
 
 import json
 import os
@@ -14,22 +11,18 @@ import torch.distributed as dist
 
 from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT, new_port, records, run_ranks, tiny_model, train, write_corpus
-from tests.trainer.test_engine import batch_of, poisoned
-from tests.trainer.test_evaluation import make_engine
+from tests.helpers import ROOT, new_port, process_group, records, run_ranks, tiny_model, train, write_corpus
+from tests.trainer.test_engine import batch_of, make_engine, poisoned
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch
-from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
-from trainer.optim.build import build_optimizers
 from trainer.optim.muon import Muon, SharedOrthogonalise, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, SharedReducer, make_reducer
 from trainer.saving.resume import SaveTimer
-from trainer.settings import OptimizerSettings
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
@@ -41,16 +34,12 @@ def rank(folder):
     new_port("run")
     with mock.patch.object(launch, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": whole_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
-    new_port("engine")
-    ranks, _ = init_distributed_mode("cpu", timeout_s=60)
-    try:
+    with process_group("engine") as ranks:
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
         result["shared"] = shared_sums(ranks)
         result["muon"] = shared_muon(ranks)
-    finally:
-        dist.destroy_process_group()
     new_port("clock")
     result["saves"] = saves_by_the_clock(folder)
     return result
@@ -59,10 +48,8 @@ def rank(folder):
 def whole_run(folder):
     """A run's parameters, and the metrics file, which only rank 0 writes."""
     run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/two", batch_size=2, use_moe=1, **RUN)
-    return {
-        "parameters": [p.detach() for p in run.engine.parameters],
-        "file": run.reporter.file and run.reporter.file.name,
-    }
+    file = run.reporter.file and run.reporter.file.name
+    return {"parameters": [p.detach() for p in run.engine.parameters], "file": file}
 
 
 def evaluation(folder, ranks):
@@ -82,10 +69,7 @@ def evaluation(folder, ranks):
 def poisoned_rank(ranks):
     """Rank 1's loss is not finite in the second update: the outcome and whether the parameters moved, update by update."""
     model, now = tiny_model(), {"now": ""}
-    engine = Engine(
-        model, build_optimizers(model, OptimizerSettings()), poisoned(model, now), device=torch.device("cpu"),
-        dtype=torch.float16, ranks=ranks, n_sums=4,
-    )  # fmt: skip
+    engine = make_engine(model, torch.float16, poisoned(model, now), ranks=ranks)
     seen = []
     for what in ("", "gradient", "loss", ""):
         now["now"] = what if ranks.rank == 1 else ""
@@ -123,8 +107,7 @@ def shared_sums(ranks):
 
 
 def shared_muon(ranks):
-    """The parameters after three updates of Muon, alone and with the matrices divided among the ranks: two shapes of two and
-    three matrices, and one of a single one."""
+    """The parameters after three updates of Muon, alone and with two, three and one matrix of a shape divided among the ranks."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
     for how in (orthogonalise, SharedOrthogonalise(sharing_memory(ranks, "matrices"))):
@@ -182,10 +165,8 @@ def test_gradients_equal_those_of_one_big_batch(both, kind):
 
 
 def three_ranks():
-    """True if gradients are bit-identical in the first update of a new process group and in later ones."""
-    new_port("three")
-    ranks, _ = init_distributed_mode("cpu", timeout_s=60)
-    try:
+    """The gradients of the first update of a new process group, and of two later ones."""
+    with process_group("three") as ranks:
         model = tiny_model(use_moe=True)
         parameters = list(model.parameters())
         reducer = DistributedReducer(parameters, bucket_bytes=3000)
@@ -199,9 +180,7 @@ def three_ranks():
             loss.backward()
             reducer.finish(torch.zeros(1))
             found.append([parameter.grad.clone() for parameter in parameters])
-        return found
-    finally:
-        dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.slow

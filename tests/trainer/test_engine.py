@@ -20,17 +20,11 @@ CPU = torch.device("cpu")
 CUTS = [(1, 8), (2, 4), (8, 1)]
 
 
-def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, optimizer="adamw", **options):
-    return Engine(
-        model,
-        build_optimizers(model, OptimizerSettings(learning_rate=lr, optimizer=optimizer)),
-        losses or partial(pretrain_loss, model),
-        device=CPU,
-        dtype=dtype,
-        ranks=Ranks(),
-        n_sums=n_sums(model.config),
-        **options,
-    )
+def make_engine(model, dtype=torch.float32, losses=None, optimizer="adamw", **options):
+    """An engine of one rank, or of the `ranks` among the options."""
+    optimizers = build_optimizers(model, OptimizerSettings(learning_rate=1e-3, optimizer=optimizer))
+    options = {"device": CPU, "ranks": Ranks(), "n_sums": n_sums(model.config), **options}
+    return Engine(model, optimizers, losses or partial(pretrain_loss, model), dtype=dtype, **options)
 
 
 def batch_of(kind="dense packed", rows=range(4)):
@@ -57,9 +51,6 @@ def test_an_optimiser_that_is_not_fused_has_no_graphs():
     assert engine.graphs is None and not all_equal(engine.parameters, before)
 
 
-# ------------------------------------------------------------------------------------------- accumulation
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_do_not_depend_on_the_micro_batches(kind):
     """1x8, 2x4, 8x1 against one big batch document by document, the ragged tail of the epoch included: 1e-6 in fp32."""
@@ -69,9 +60,6 @@ def test_gradients_do_not_depend_on_the_micro_batches(kind):
     for ours in cuts:
         assert relative_difference(ours, reference) < 1e-6
         assert relative_difference(ours, cuts[0]) < 1e-6
-
-
-# ----------------------------------------------------------------------------- what is not finite
 
 
 def poisoned(model, poison):
@@ -118,19 +106,15 @@ def test_non_finite_updates_are_not_applied(what, optimizer, fused):
     assert states[0] == states[1]
 
 
-def overflow_gradients(engine):
-    """As of a finite loss whose gradients are too large for float16 at the scale of now."""
-    for parameter in engine.parameters:
-        parameter.grad = torch.full_like(parameter, float("inf"))
-
-
 def test_fp16_overflow_counts_in_a_row_from_a_scale_of_1_on():
     """The scale is halved from 8 to 1 by three updates, which are no fault of the data. The two behind them are bad."""
     engine = make_engine(tiny_model(), dtype=torch.float16)
     engine.scaler.update(8.0)
     outcomes = []
     for _ in range(5):
-        overflow_gradients(engine)
+        # As of a finite loss whose gradients are too large for float16 at the scale of now
+        for parameter in engine.parameters:
+            parameter.grad = torch.full_like(parameter, float("inf"))
         engine.update(1e-3)
         outcomes.append(engine.poll()[-1])
     assert [outcome.overflow for outcome in outcomes] == [1, 1, 1, 0, 0]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,28 +12,24 @@ import torch.nn.functional as F
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.helpers import assert_same_weights, records, tiny_model, train, write_corpus
+from tests.trainer.test_engine import make_engine
 from trainer import evaluation
-from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.machine.command_line import StopSignals
-from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizers
-from trainer.settings import OptimizerSettings
 
 
-def make_engine(model, dtype=torch.float32, ranks=None):
-    device = torch.device("cpu")
-    optimizers = build_optimizers(model, OptimizerSettings())
-    return Engine(model, optimizers, None, device=device, dtype=dtype, ranks=ranks or Ranks(), n_sums=4)
+def corpus_of(data, tokenizer):
+    """A corpus that is evaluated on what it trains, in rows of 12 positions."""
+    encoder = DocumentEncoder(tokenizer)
+    return Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
 def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
     """Reference: forward() on each document alone, cut into pieces of max_seq_len targets, summed here."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
-    encoder = DocumentEncoder(tokenizer)
-    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
-    model = tiny_model(vocab_size=encoder.vocab_size, **fields)
+    corpus = corpus_of(data, tokenizer)
+    model = tiny_model(vocab_size=len(tokenizer), **fields)
     values, stop_request = evaluate(make_engine(model), corpus.validation(), StopSignals())
     assert stop_request == 0 and model.training
 
@@ -59,21 +56,14 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
 @pytest.mark.parametrize(("positions", "most_rows", "fields"), [(12 * 5, 5, {}), (1, 1, {"use_moe": True})])
 def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatch, positions, most_rows, fields):
     """Reference: all rows of a batch at once. A mask has the square of a row's positions."""
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-    encoder = DocumentEncoder(tokenizer)
-    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
-    model = tiny_model(vocab_size=encoder.vocab_size, **fields)
+    corpus = corpus_of(write_corpus(tmp_path / "data.jsonl", 60), tokenizer)
+    model = tiny_model(vocab_size=len(tokenizer), **fields)
     at_once, _ = evaluate(make_engine(model), corpus.validation(), StopSignals())
-    rows = []
-    training_losses = model.training_losses
-
-    def recorded(input_ids, *others):
-        rows.append(len(input_ids))
-        return training_losses(input_ids, *others)
-
-    monkeypatch.setattr(model, "training_losses", recorded)
+    losses_of = mock.Mock(wraps=model.training_losses)
+    monkeypatch.setattr(model, "training_losses", losses_of)
     monkeypatch.setattr(evaluation, "MAX_POSITIONS_AT_ONCE", positions)
     values, _ = evaluate(make_engine(model), corpus.validation(), StopSignals())
+    rows = [len(call.args[0]) for call in losses_of.call_args_list]
     assert max(rows) == most_rows and sum(rows) == EVAL_ROWS * len(corpus.validation())
     assert values == pytest.approx(at_once, rel=1e-6)
 

@@ -1,6 +1,7 @@
 """The training loop: what is due when, and where outcomes come late, as on CUDA. Reference: what a run leaves."""
 
 import gc
+import itertools
 import weakref
 from pathlib import Path
 
@@ -34,17 +35,6 @@ def late_outcomes(monkeypatch):
     monkeypatch.setattr(Engine, "drain", drain)
 
 
-def save_requested_at(monkeypatch, update):
-    """Let SIGUSR1 come before the given update."""
-    asked = []
-
-    def take_save_request(signals):
-        asked.append(None)
-        return len(asked) == update
-
-    monkeypatch.setattr(StopSignals, "take_save_request", take_save_request)
-
-
 def saved_updates(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("update_")) for path in folder.rglob("update_*.pt"))
 
@@ -75,61 +65,36 @@ def test_a_request_to_save_is_not_lost_at_the_end_of_an_epoch(tmp_path, monkeypa
     whole = train(**options, out_dir=tmp_path / "whole")
     n_updates = whole.progress.update // 2
     assert saved_updates(tmp_path / "whole") == [2 * n_updates]
-    save_requested_at(monkeypatch, n_updates - before_the_end)
+    # SIGUSR1
+    requests = (number == n_updates - before_the_end for number in itertools.count(1))
+    monkeypatch.setattr(StopSignals, "take_save_request", lambda signals: next(requests))
     train(**options, out_dir=tmp_path / "asked")
     # A request of the update before is known one update later.
     assert saved_updates(tmp_path / "asked") == [n_updates, 2 * n_updates]
 
 
-BAD_UPDATE = 3
-
-
-@pytest.fixture
-def bad_update(monkeypatch):
-    """Update BAD_UPDATE has a loss of NaN."""
-    update = Engine.update
-    asked = []
+def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(tmp_path, late_outcomes, monkeypatch, capsys):
+    """The third update has a loss of NaN. In the engine and in the progress of the only checkpoint."""
+    update, updates, numbers = Engine.update, Loader.updates, itertools.count(1)
 
     def with_a_bad_one(engine, *arguments):
-        asked.append(None)
-        if len(asked) == BAD_UPDATE:
-            engine.bad_losses += 1
+        engine.bad_losses += next(numbers) == 3
         update(engine, *arguments)
 
-    monkeypatch.setattr(Engine, "update", with_a_bad_one)
-
-
-def counts_of_skipped(folder: Path) -> tuple[float, int]:
-    """As the engine and as the progress of the only checkpoint have them."""
-    (path,) = folder.rglob("update_*.pt")
-    assert path.stem == f"update_{BAD_UPDATE:08d}"
-    state = load_checkpoint(path)
-    return state["engine"]["skipped"][0], state["progress"]["skipped"]
-
-
-@pytest.fixture
-def failing_loader(monkeypatch):
-    """The loader fails behind update BAD_UPDATE."""
-    updates = Loader.updates
-
     def failing(loader, recipe, schedule):
-        for number, batches in updates(loader, recipe, schedule):
-            if number == BAD_UPDATE:
-                loader.failure = LoaderError("the loader has failed")
-                raise loader.failure
-            yield number, batches
+        yield from itertools.islice(updates(loader, recipe, schedule), 3)
+        loader.failure = LoaderError("the loader has failed")
+        raise loader.failure
 
+    monkeypatch.setattr(Engine, "update", with_a_bad_one)
     monkeypatch.setattr(Loader, "updates", failing)
-
-
-def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
-    tmp_path, late_outcomes, bad_update, failing_loader, capsys
-):
     data = write_corpus(tmp_path / "data.jsonl", 60)
     with pytest.raises(LoaderError):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    assert counts_of_skipped(tmp_path) == (1.0, 1)
-    assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
+    (path,) = tmp_path.rglob("update_*.pt")
+    state = load_checkpoint(path)
+    assert (path.stem, state["engine"]["skipped"][0], state["progress"]["skipped"]) == ("update_00000003", 1.0, 1)
+    assert "update 3 is not applied (1 so far)" in capsys.readouterr().out
 
 
 def test_the_plan_of_an_epoch_is_gone_before_the_next_one_is_made(tmp_path, monkeypatch):

@@ -79,21 +79,14 @@ def watched_run(tmp_path, **flags):
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "optimizer"),
-    [("dense", "float16", "adamw"), ("experts in blocks", "bfloat16", "muon")],
+    ("model", "dtype", "optimizer"), [("dense", "float16", "adamw"), ("experts in blocks", "bfloat16", "muon")]
 )
 def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, monkeypatch):
-    blocked = []
-    if model != "dense":
-
-        def in_blocks(*args):
-            blocked.append(None)
-            return ways.blocked_experts(*args)
-
-        monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
+    in_blocks = mock.Mock(wraps=ways.blocked_experts)
+    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
     watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"
     assert run.engine.scaler.is_enabled() == (dtype == "float16")
-    assert bool(blocked) == (model != "dense")
+    assert in_blocks.called == (model != "dense")
     assert watch.reads == [] and watch.copies == []

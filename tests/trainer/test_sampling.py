@@ -8,7 +8,7 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.helpers import tiny_model
-from tests.trainer.test_evaluation import make_engine
+from tests.trainer.test_engine import make_engine
 from trainer.evaluation import Sampler, read_prompts
 from trainer.machine.command_line import StopSignals
 

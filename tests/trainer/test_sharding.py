@@ -1,27 +1,19 @@
-"""A model sharded among ranks in real Gloo processes. References: ranks that have the whole model each, and one rank.
-
-One start of the processes serves many tests: importing torch takes longer than all that they do.
-"""
+"""A model sharded among ranks in Gloo processes, started once. References: ranks with the whole model each, and one rank."""
 
 import gc
 from operator import methodcaller
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
+from tests.helpers import losses, new_port, process_group, records, run_ranks, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
-from trainer.machine.ranks import init_distributed_mode
 from trainer.sharding import clear_caches, is_sharded, own_part
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
-CPU = torch.device("cpu")
-# {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without
-# rows.
-ONE_MICRO_BATCH = {2: (4, 1), 3: (3, 1)}
-ACCUMULATED = {2: (2, 2), 3: (1, 3)}
+# {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short of rows.
+CUTS = {2: [(4, 1), (2, 2)], 3: [(3, 1), (1, 3)]}
 QUICK_KINDS = ("dense packed", "moe packed", "minimind3 moe")
 RUN = {
     "batch_size": 2, "use_moe": 1, "epochs": 1, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 6,
@@ -29,29 +21,18 @@ RUN = {
 }  # fmt: skip
 
 
-def in_group(name, work, timeout_s=60):
+def in_group(work):
     """work(ranks) in a process group of its own."""
-    new_port(name)
-    ranks, _ = init_distributed_mode("cpu", timeout_s=timeout_s)
-    try:
-        return work(ranks)
-    finally:
+    with process_group("gradients") as ranks:
+        result = work(ranks)
         clear_caches()
         gc.collect()
-        dist.destroy_process_group()
+    return result
 
 
 def cuts_of(kind, ranks, group_size, prepare=None):
-    """The gradients of each cut."""
-    world_size = ranks.world_size
-    cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
-    return [gradients(kind, *cut, ranks, group_size, prepare) for cut in cuts]
-
-
-def cuts_of_one_rank(kind, world_size, prepare=None):
-    """The same with all micro-batches on one rank."""
-    cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
-    return [gradients(kind, batch_size, steps * world_size, prepare=prepare) for batch_size, steps in cuts]
+    """The gradients of each cut: in one micro-batch, and accumulated."""
+    return [gradients(kind, *cut, ranks, group_size, prepare) for cut in CUTS[ranks.world_size]]
 
 
 def own_share(engine):
@@ -93,17 +74,13 @@ def assert_alike(folder, optimizer, runs, tolerance):
     torch.testing.assert_close(*weights, rtol=2e-3, atol=2 * tolerance)
 
 
-# ------------------------------------------------------------------------------------------------ two ranks
-
-
 def two_ranks(folder):
     def work(ranks):
-        return {
-            "sharded": {kind: cuts_of(kind, ranks, 2) for kind in QUICK_KINDS},
-            "one rank": {kind: cuts_of_one_rank(kind, ranks.world_size) for kind in QUICK_KINDS},
-        }
+        sharded = {kind: cuts_of(kind, ranks, 2) for kind in QUICK_KINDS}
+        alone = {kind: [gradients(kind, rows, 2 * steps) for rows, steps in CUTS[2]] for kind in QUICK_KINDS}
+        return {"sharded": sharded, "one rank": alone}
 
-    result = {**in_group("gradients", work), "run": whole_runs(folder, "adamw")}
+    result = {**in_group(work), "run": whole_runs(folder, "adamw")}
     gc.collect()
     result["left"] = sum(type(thing).__name__ == "DeviceMesh" for thing in gc.get_objects())
     return result
@@ -123,8 +100,7 @@ def both(folder):
 
 @pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
-    """Bitwise where each rank has one micro-batch; with two of them the sums are added up in another order. In the last update
-    rank 1 is short of rows or has none."""
+    """Bitwise where each rank has one micro-batch. In the last update rank 1 is short of rows or has none."""
     for found in both[0]["sharded"][kind]:
         assert relative_difference(found, reference_gradients(kind)) < 1e-6
     for result in both:
@@ -143,14 +119,11 @@ def test_nothing_of_a_sharded_run_outlives_its_process_group(both):
     assert [result["left"] for result in both] == [0, 0]
 
 
-# ------------------------------------------------------------------------------------- more ranks, and other ways
-
-
 def three_ranks(folder):
     def work(ranks):
         return {kind: cuts_of(kind, ranks, 3, prepare) for kind, prepare in PREPARED.items()}
 
-    return in_group("gradients", work), whole_runs(folder, "muon")
+    return in_group(work), whole_runs(folder, "muon")
 
 
 RECOMPUTING = methodcaller("activation_checkpointing_enable", {"use_reentrant": False})

@@ -1,5 +1,4 @@
-"""train_electra.py as a user runs it: what it prints, leaves and goes on with. References: plain formulas, the fields of files,
-an uninterrupted run."""
+"""train_electra.py as a user runs it. References: plain formulas, the fields of files, an uninterrupted run."""
 
 import copy
 import json
@@ -9,17 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForPreTraining,
-    AutoTokenizer,
-    ElectraConfig,
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-)
+from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, before_update, command_line, complaint, stopped_after, trainers_that_fit
+from tests.helpers import ROOT, argument_list, before_update, command_line, complaint, stopped_after, trainer_of
 from trainer import train_electra
 from trainer.electra.job import VAL_SEED, ElectraJob
 from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
@@ -34,13 +27,10 @@ SMALL = {
 }  # fmt: skip
 # Where networks come from files, no flag says their sizes.
 NO_SIZES = dict.fromkeys(NETWORK_SIZES)
-# Leaves the networks as they were
-STILL = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
 
 
 def flags(**changes):
-    settings = {name: value for name, value in {**SMALL, **changes}.items() if value is not None}
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return argument_list({**SMALL, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +42,7 @@ def data(tmp_path_factory):
 
 def train(**changes):
     """Call the trainer's main in this process; returns its Trainer."""
-    with trainers_that_fit() as trainers:
-        assert train_electra.main(flags(**changes)) == 0
-    return trainers[0]
+    return trainer_of(train_electra.main, flags(**changes))
 
 
 def weights(run):
@@ -72,9 +60,6 @@ def log_lines(folder, field="loss"):
     text = (folder / "electra_small" / "electra_small.metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if field in line]
-
-
-# --------------------------------------------------------------------------------------------- whole runs
 
 
 def test_what_a_run_leaves(data, tmp_path, capsys):
@@ -103,19 +88,18 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
 
 
-def test_init_std_and_position_init(data, tmp_path):
-    run = train(**data, **STILL, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
+def test_the_flags_of_weights_masking_sampling_and_adam_reach_them(data, tmp_path):
+    sampling = {"sampling": "fp32_gumbel", "gen_smooth": 0.1, "disc_smooth": 0.2}
+    others = {"mask_share": 0.5, "mask_style": "bert", "adam_epsilon": 1e-3, "adam_bias_correction": 0}
+    others |= {"init_std": 0.1, "position_init": "sinusoidal"}
+    # Leaves the networks as they were
+    others |= {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
+    run = train(**data, **sampling, **others, out_dir=tmp_path)
     for network in (run.engine.model.generator, run.engine.model.discriminator):
         matrices = [p.flatten() for name, p in network.named_parameters() if ".layer." in name and p.dim() == 2]
         assert torch.cat(matrices).std().item() == pytest.approx(0.1, rel=0.1)
         positions = network.electra.embeddings.position_embeddings.weight
         assert positions[0, :2].tolist() == pytest.approx([0, 0.1 * 2**0.5], abs=1e-6)
-
-
-def test_the_flags_of_masking_sampling_and_adam_reach_them(data, tmp_path):
-    sampling = {"sampling": "fp32_gumbel", "gen_smooth": 0.1, "disc_smooth": 0.2}
-    others = {"mask_share": 0.5, "mask_style": "bert", "adam_epsilon": 1e-3, "adam_bias_correction": 0}
-    run = train(**data, **STILL, **sampling, **others, out_dir=tmp_path)
     assert {name: getattr(run.engine.model, name) for name in sampling} == sampling
     plan, assembler, group = run.job.plan(0), run.job.assembler, run.engine.groups[0]
     totals = plan.totals(0, plan.n_rows)
@@ -137,8 +121,7 @@ def test_without_a_vocabulary_one_is_trained(data, tmp_path):
 
 @pytest.mark.parametrize("at, batch_size, dtype", [(6, 4, "float32"), (12, 16, "bfloat16")])
 def test_a_killed_run_goes_on_bitwise(data, tmp_path, at, batch_size, dtype):
-    """Dropout, masks, draws and order included, also behind the end of an epoch (of 162 examples): the same weights and
-    log lines as without the interruption. A worker loads for the resumed run."""
+    """Weights and log lines, with dropout, also behind the end of an epoch of 162 examples. A worker loads for the resumed run."""
     same = {**data, "dtype": dtype, "accumulation_steps": 2, "batch_size": batch_size}
     whole = train(**same, out_dir=tmp_path / "whole")
     with before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
@@ -174,9 +157,6 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
             train(**{**data, "out_dir": tmp_path, "max_steps": 9, "from_resume": 1, **changes})
 
 
-# ------------------------------------------------------------------------------------------------ options
-
-
 def test_all_intervals_count_updates(data, tmp_path):
     """However many micro-batches an update has. Reference: the same run with one micro-batch an update."""
     found = []
@@ -190,7 +170,7 @@ def test_all_intervals_count_updates(data, tmp_path):
     saved = [f"update_{update:08d}.pt" for update in (5, 6, 10, 12)]
     assert found == 2 * [([1, 4, 7, 10, 12], ["checkpoint-10", "checkpoint-5", "percent_50", *saved])]
     at_5, at_6 = (
-        ElectraForPreTraining.from_pretrained(folder / name / "discriminator").state_dict()
+        AutoModelForPreTraining.from_pretrained(folder / name / "discriminator").state_dict()
         for name in ("checkpoint-5", "percent_50")
     )
     assert not equal(at_5, at_6) and (folder / "checkpoint-10" / "generator" / "vocab.txt").is_file()
@@ -230,8 +210,6 @@ def test_a_seed_that_is_none_is_random_and_goes_on(data, tmp_path):
     with pytest.raises(UserError, match="seed"):
         train(**data, out_dir=tmp_path, seed=(drawn + 1) % 2**32, max_steps=6, from_resume=1)
 
-
-# ---------------------------------------------------------------------------------------- networks of JSON files
 
 DISCRIMINATOR = {
     "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -288,9 +266,6 @@ def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
     with pytest.raises(UserError, match=wanted) as error:
         train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
     assert "--generator_config" in str(error.value) and "\n" not in str(error.value)
-
-
-# ------------------------------------------------------------------------------------- one update, and errors
 
 
 def test_adam_without_bias_correction():

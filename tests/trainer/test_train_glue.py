@@ -31,18 +31,14 @@ def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("glue"))
 
 
-# ------------------------------------------------------------------------------------------ metrics, groups
-
-
 def test_metrics_are_their_formulas():
     """Reference: counts of a confusion table, and correlations by numpy; precision and recall differ here."""
     logits = torch.tensor([[0.0, 1], [0, 1], [1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
     labels = np.array([1, 0, 1, 0, 0, 1, 0])
     tp, fp, fn, tn = 2, 2, 1, 2
     assert metrics_of(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
-    assert metrics_of(TASKS["qqp"], logits, labels) == pytest.approx(
-        {"accuracy": 4 / 7, "f1": 2 * tp / (2 * tp + fp + fn)}
-    )
+    f1 = 2 * tp / (2 * tp + fp + fn)
+    assert metrics_of(TASKS["qqp"], logits, labels) == pytest.approx({"accuracy": 4 / 7, "f1": f1})
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     assert metrics_of(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
 
@@ -53,9 +49,6 @@ def test_metrics_are_their_formulas():
     assert metrics_of(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
     constant = metrics_of(TASKS["stsb"], torch.ones(50, 1), y)
     assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
-
-
-# --------------------------------------------------------------------------------------------------- runs
 
 
 def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
@@ -79,13 +72,8 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
         assert f"| {name} | {metric} | {100 * values['mean']:.2f} |" in printed
 
     words = {"contradiction", "entailment", "neutral"}
-    wanted = {
-        "mnli/MNLI-m": (4, words),
-        "mnli/MNLI-mm": (3, words),
-        "mnli/AX": (2, words),
-        "cola/CoLA": (5, {"0", "1"}),
-    }
-    for name, (n, known) in {**wanted, "stsb/STS-B": (5, None)}.items():
+    wanted = {"mnli/MNLI-m": (4, words), "mnli/MNLI-mm": (3, words), "mnli/AX": (2, words)}
+    for name, (n, known) in {**wanted, "cola/CoLA": (5, {"0", "1"}), "stsb/STS-B": (5, None)}.items():
         task, file = name.split("/")
         head, *lines = (tmp_path / task / "seed_43" / "predictions" / f"{file}.tsv").read_text().splitlines()
         numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
@@ -94,6 +82,12 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "mnli" / "seed_42" / "model")
     assert model.config.id2label == {0: "contradiction", 1: "entailment", 2: "neutral"}
+
+    # The settings that a seed of a task leaves start it again, and it alone.
+    kept = tmp_path / "cola" / "seed_43" / "cola_seed_43.settings.yaml"
+    assert train_glue.main(["--config", str(kept), "--out_dir", str(tmp_path / "again")]) == 0
+    again = json.loads((tmp_path / "again" / "eval_results.json").read_text())
+    assert again.keys() == {"cola"} and again["cola"]["seeds"] == {"43": found["cola"]["seeds"]["43"]}
 
 
 def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
@@ -107,14 +101,10 @@ def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
 def test_a_run_has_the_epochs_of_its_task_or_a_part_of_one(place, tmp_path):
     """20 examples make 5 updates. 10 epochs of STS-B, 3 of other tasks."""
     for task, epochs, updates in (("cola", 0.5, 3), ("cola", None, 15), ("stsb", None, 50)):
-        found = fine_tune(place, tmp_path / f"{task} {updates}", task=task, epochs=epochs)
+        with mock.patch("trainer.glue.job.layer_groups", wraps=layer_groups) as groups:
+            found = fine_tune(place, tmp_path / f"{task} {updates}", task=task, epochs=epochs, layer_decay=0.7)
         assert found[task]["seeds"]["42"]["updates"] == updates
-
-
-def test_layer_decay_reaches_the_optimizer(place, tmp_path):
-    with mock.patch("trainer.glue.job.layer_groups", wraps=layer_groups) as groups:
-        fine_tune(place, tmp_path, max_steps=1, layer_decay=0.7)
-    assert groups.call_args.args[2] == 0.7
+        assert groups.call_args.args[2] == 0.7
 
 
 def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, tmp_path):
@@ -126,9 +116,8 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
     lines = list(map(json.loads, (folder / "stsb_seed_42.metrics.jsonl").read_text().splitlines()))
     evaluated = {line["update"]: line["pearson"] for line in lines if "val_loss" in line}
     assert evaluated.keys() == {3, 6, 7} and len(set(evaluated.values())) == 3
-    assert {int(u): values["pearson"] for u, values in found["checkpoints"].items()} == {
-        u: evaluated[u] for u in (3, 6)
-    }
+    kept = {update: values["pearson"] for update, values in found["checkpoints"].items()}
+    assert kept == {"3": evaluated[3], "6": evaluated[6]}
     for line in lines:
         if "lr" in line:
             t = line["update"] - 1
@@ -138,8 +127,7 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
 
 @pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
-    """Stopped in the second seed, in the middle (update 15 of all) or before its evaluation (20), with --from_resume 1 it
-    ends as the command that was left alone. 20 examples make 5 updates, twice."""
+    """In the second seed, in the middle (update 15 of all) or before its evaluation (20): 20 examples make 5 updates, twice."""
     options = {"num_seeds": 2, "save_interval": 3, "do_predict": 1}
     whole = fine_tune(place, tmp_path / "whole", **options)
     part = arguments(place, tmp_path / "part", **options)
@@ -209,9 +197,6 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert not (tmp_path / "out" / "cola" / "seed_42").exists()
 
 
-# ----------------------------------------------------------------------------------- the published run.py, own tasks
-
-
 def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys):
     """Every flag of run.py, with its defaults where a tiny model on a CPU can have them."""
     line = f"""--data_dir {place / "glue" / "CoLA"} --model_type bert --model_name_or_path {place / "tiny"} --task_name CoLA
@@ -278,9 +263,6 @@ def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
         assert accuracy_score(labels["test"], written) > 0.8
     else:
         assert np.corrcoef(labels["test"], np.array(written, dtype=float))[0, 1] > 0.9
-
-
-# ------------------------------------------------------------------------------------------ lengths and resumes
 
 
 def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(tmp_path, capsys):

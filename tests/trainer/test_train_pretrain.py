@@ -48,12 +48,8 @@ def public_keys(layers, moe=False, qk_norm=False):
     return keys
 
 
-# ---------------------------------------------------------------------------------------------- what comes out
-
-
 def test_log_lines_and_exit_code(data, tmp_path):
-    """In a process of its own, started elsewhere. References: the line of the public trainer, with 0-based steps and lr
-    1.1·5e-4 first; the same run in this process."""
+    """Started elsewhere. References: the public trainer's line, with 0-based steps and 1.1·5e-4 first; the run in this process."""
     ended = command_line(flags(data_path=data, out_dir="there", epochs=2, log_interval=3), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     lines = LOG_LINE.findall(ended.stdout)
@@ -132,15 +128,15 @@ def test_the_interval_mean_is_over_tokens(data, tmp_path, capsys):
     assert last == len(sums) - 1 and capsys.readouterr().out.count(" aux_loss:") == len(records(run))
 
 
-# ------------------------------------------------------------------------------------------------------- flags
-
-
 def test_the_rate_rises_stays_and_falls_as_the_flags_say(data, tmp_path):
-    """--warmup_iters counts micro-batches, --decay_share is the last part of the run."""
+    """--warmup_iters counts micro-batches, --decay_share is the last part of the run. A warm-up that is over does not come back."""
     options = {"lr_schedule": "wsd", "decay_share": 0.5, "warmup_iters": 4, "learning_rate": 1e-3}
     run = train(data_path=data, out_dir=tmp_path, accumulation_steps=1, max_updates=10, **options)
     expected = [1e-3 * min(1, (update + 1) / 4) * min(1, (10 - update) / 5) for update in range(10)]
     assert [record["lr"] for record in records(run)] == pytest.approx(expected)
+    larger = {**options, "batch_size": 64, "max_updates": 12, "from_resume": 1}
+    run = train(data_path=data, out_dir=tmp_path, accumulation_steps=1, **larger)
+    assert [record["lr"] for record in records(run)][10:] == pytest.approx([1e-3 * 2 / 6, 1e-3 * 1 / 6])
 
 
 def test_the_flags_of_the_data_reach_it(tmp_path):
@@ -191,9 +187,6 @@ def test_public_tokenizers_train(data, tmp_path, name):
     assert losses(run)[-1] < losses(run)[0] and run.engine.model.config.vocab_size == 6400
 
 
-# ------------------------------------------------------------------------------ what is not finite
-
-
 def break_updates(which):
     """A patch of the loss: the micro-batches whose number is in `which` have NaN losses."""
     count = iter(range(10**6))
@@ -241,9 +234,6 @@ def test_a_resume_has_the_scale_of_float16_and_the_count_of_bad_updates(data, tm
     assert_same_weights(resumed, whole)
 
 
-# ---------------------------------------------------------------------------------- launches, torch.compile
-
-
 @pytest.mark.slow
 def test_a_compiled_run_with_dropout_goes_on_to_the_last_bit(data, tmp_path):
     options = {"data_path": data, "use_compile": 1, "dropout": 0.2, "lr_schedule": "constant"}
@@ -265,22 +255,14 @@ def test_folders_whose_names_are_not_utf8(tmp_path):
     assert list((folder / "out").glob("*.report.html"))
 
 
-def test_gradient_checkpointing_recomputes(data, tmp_path, monkeypatch, recwarn):
-    """The forward pass of a block runs twice a micro-batch, with the same dropout and experts; losses are those without; nobody
-    is told of a new name."""
+def test_gradient_checkpointing_recomputes(data, tmp_path, recwarn):
+    """A block is computed twice a micro-batch, with the same dropout and experts, and losses; nobody is told of a new name."""
     options = {"data_path": data, "epochs": 1, "use_moe": 1, "dropout": 0.1}
     plain = train(**options, out_dir=tmp_path / "plain")
-    calls = []
-    compute = Block.compute
-
-    def counted(*args, **kwargs):
-        calls.append(torch.is_grad_enabled())
-        return compute(*args, **kwargs)
-
-    monkeypatch.setattr(Block, "compute", counted)
-    run = train(**options, out_dir=tmp_path / "recomputed", gradient_checkpointing=1)
+    with mock.patch.object(Block, "compute", autospec=True, side_effect=Block.compute) as compute:
+        run = train(**options, out_dir=tmp_path / "recomputed", gradient_checkpointing=1)
     assert losses(run) == losses(plain)
-    assert len(calls) == 2 * (run.progress.step + 1)
+    assert compute.call_count == 2 * (run.progress.step + 1)
     assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
 
 

@@ -10,18 +10,13 @@ from trainer.engine import schedule_of
 from trainer.machine.ranks import Ranks
 
 
-def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
-    return SimpleNamespace(
-        batch_size=batch_size, accumulation_steps=accumulation_steps, rows_per_update=rows_per_update
-    )
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 80), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.integers(0, 80))
 def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, world, start):
     """Reference: slices of `rows` rows, whatever the ranks and their micro-batches are."""
     start = min(start, n_rows)
-    schedule = schedule_of(flags(batch, rows_per_update=rows), Ranks(world_size=world), n_rows, start)
+    flags = SimpleNamespace(batch_size=batch, accumulation_steps=8, rows_per_update=rows)
+    schedule = schedule_of(flags, Ranks(world_size=world), n_rows, start)
     seen = {}
     steps = set()
     for rank in range(world):
@@ -41,11 +36,9 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
 
 
 def test_ranks_that_share_each_micro_batch_do_as_many_as_one():
-    asked = flags(4, rows_per_update=24)
-    assert [
-        schedule_of(asked, ranks, 100).accumulation_steps
-        for ranks in (Ranks(), Ranks(world_size=2), Ranks(world_size=2, sharing=2))
-    ] == [6, 3, 6]
+    flags = SimpleNamespace(batch_size=4, accumulation_steps=8, rows_per_update=24)
+    for ranks, steps in ((Ranks(), 6), (Ranks(world_size=2), 3), (Ranks(world_size=2, sharing=2), 6)):
+        assert schedule_of(flags, ranks, 100).accumulation_steps == steps
 
 
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):

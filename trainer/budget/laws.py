@@ -230,8 +230,6 @@ def adamw_rate(parameters: float, tokens: float) -> float:
 FEWEST_TOKENS_PER_PARAMETER = 5
 
 
-# ------------------------------------------------------------------------------------------ the shape of a model
-
 # Beyond the first ones in steps of about a fifth: the loss is flat around the best width.
 WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
 # Heads of 32 were no better.
@@ -273,9 +271,6 @@ def kv_heads_for(heads: int) -> int:
     """Number of key and value heads for this many query heads: up to four of these share one."""
     shared_by = max(n for n in (1, 2, 3, 4) if heads % n == 0)
     return heads // shared_by
-
-
-# ------------------------------------------------------------------------------------------ the text of a run
 
 
 def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:

@@ -128,9 +128,6 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if name not in costs.given}
 
 
-# ------------------------------------------------------------------------------------------- the lines for the user
-
-
 def quantity(value: float) -> str:
     """Three digits and K, M, G or T, as in 7.28 M."""
     # Rounded first: 999,936 is 1 M.
@@ -270,9 +267,6 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-# ----------------------------------------------------------------------------------------- the plan beside its run
 
 
 def plan_path(stem: Path) -> Path:

@@ -72,11 +72,9 @@ class ElectraOutput(OutputSettings):
         help="percents of the run at which both networks are saved, such as 25,50,100",
     )
     save_steps: int = setting(
-        0, check=not_negative(int), help="updates between saved networks, in checkpoint-{update}; 0: none"
+        0, check=not_negative(int), help="updates between networks in checkpoint-{update}; 0: none"
     )
-    example_interval: int = setting(
-        0, check=not_negative(int), help="updates between printed examples with predictions; 0: none"
-    )
+    example_interval: int = setting(0, check=not_negative(int), help="updates between printed predictions; 0: none")
 
 
 @dataclass(kw_only=True)
@@ -90,9 +88,7 @@ class NetworkSettings(Settings):
     intermediate_size: int | None = setting(None, check=positive(int), help="FFN width of the discriminator")
     embedding_size: int | None = setting(None, check=positive(int), help="embedding size of both networks")
     generator_divisor: int | None = setting(None, check=positive(int), help="width, heads, FFN / this: the generator's")
-    generator_config: str | None = setting(
-        None, metavar="FILE", help="JSON of an ElectraConfig, instead of the flags above"
-    )
+    generator_config: str | None = setting(None, metavar="FILE", help="JSON of an ElectraConfig, instead of sizes")
     discriminator_config: str | None = setting(None, metavar="FILE", help="the same for the discriminator")
     init_std: float = setting(
         0.02,

@@ -38,8 +38,6 @@ from trainer.machine.measure import total_memory
 from trainer.machine.ranks import Ranks, SharedMemory, lost_rank_line, ranks_of_launcher
 from trainer.settings import DividedMachineSettings
 
-# ------------------------------------------------------------------------------------------------ how many
-
 # Minimum positions of a micro-batch per process: matrix products of fewer rows take longer per row
 MIN_POSITIONS = 1024
 # Upper bound for "auto": each process goes over all gradients and weights, and the gain is measured on two cores only
@@ -147,8 +145,6 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
     """Shared by n processes: the gradients of each, their sum, and Muon's orthogonal matrices."""
     return parameters * 4 * (n_processes + 2) if n_processes > 1 else 0
 
-
-# --------------------------------------------------------------------------------------- how they start and end
 
 # Seconds that a copy with an error waits for rank 0 to report it, and that rank 0 waits at the end for copies to exit
 GRACE_S = 2.0

@@ -160,10 +160,7 @@ def _entry(path: Path, name: str) -> int | None:
 EXHAUSTED = {
     errno.EFBIG: ": raise the limit (ulimit -f)",
     errno.EMFILE: ": raise the limit (ulimit -n)",
-    errno.ENFILE: "",
-    errno.ENOMEM: "",
-    errno.ENOSPC: "",
-    errno.EDQUOT: "",
+    **dict.fromkeys((errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT), ""),
 }
 # parts of allocators' messages, in lower case: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's
 NO_MEMORY = (

@@ -17,10 +17,7 @@ Groups = list[dict[str, Any]]
 
 
 def build_optimizers(
-    model: nn.Module,
-    settings: OptimizerSettings,
-    ranks: Ranks = ONE_RANK,
-    **adam_options: Any,
+    model: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_RANK, **adam_options: Any
 ) -> list[torch.optim.Optimizer]:
     """The optimisers of `--optimizer`, with rates and weight decay; their parameters are disjoint. adam_options: see build_adamw.
 
@@ -51,10 +48,7 @@ def build_optimizers(
         method = partial(sharded_orthogonalise, ranks)
     elif ranks.memory is not None:
         method = SharedOrthogonalise(ranks)
-    return [
-        build_adamw(groups, lr, **adam_options),
-        Muon([muon_group], lr=settings.muon_lr, orthogonalise=method),
-    ]
+    return [build_adamw(groups, lr, **adam_options), Muon([muon_group], lr=settings.muon_lr, orthogonalise=method)]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
@@ -63,10 +57,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:

@@ -35,22 +35,18 @@ def write_lines(path, n_documents=30, seed=0):
     return path, documents
 
 
-def store_of(folder, texts):
-    """(tokenizer, encoder, store) of some documents."""
-    tokenizer = load_wordpiece(write_vocab(folder / "vocab.txt"))
+def store_of(path):
+    """(tokenizer, encoder, store) of a file."""
+    tokenizer = load_wordpiece(write_vocab(path.with_name("vocab.txt")))
     encoder = LineEncoder(tokenizer)
-    return tokenizer, encoder, open_or_build(write_texts(folder / "data.jsonl", texts), encoder, progress=False)
+    return tokenizer, encoder, open_or_build(str(path), encoder, progress=False)
 
 
 @pytest.fixture
 def opened(tmp_path):
     """(tokenizer, encoder, store, documents)"""
-    _, documents = write_lines(tmp_path / "lines.jsonl")
-    texts = ["\n".join(map(" ".join, document)) for document in documents]
-    return *store_of(tmp_path, texts), documents
-
-
-# ------------------------------------------------------------------------------------------------ examples
+    path, documents = write_lines(tmp_path / "lines.jsonl")
+    return *store_of(path), documents
 
 
 @pytest.mark.parametrize("max_seq_len", [5, 12, 32, 128])
@@ -110,7 +106,8 @@ def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
 
 def test_the_random_choices_have_their_shares(tmp_path):
     """One-segment examples, random targets and overflowing first segments, counted over 30,000 short lines."""
-    _, encoder, store = store_of(tmp_path, ["\n".join(["the cat sat on a mat a"] * 1500)] * 20)
+    write_texts(tmp_path / "data.jsonl", ["\n".join(["the cat sat on a mat a"] * 1500)] * 20)
+    _, encoder, store = store_of(tmp_path / "data.jsonl")
     examples = Examples(store, 128, encoder.sep_id, 3, -1, all_documents(store))
     full = examples.lengths >= 127
     assert np.mean(~full) == pytest.approx(0.05, abs=0.02)
@@ -134,9 +131,6 @@ def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
     (tmp_path / "nothing.jsonl").write_text('{"text": "\\n"}\n')
     with pytest.raises(DataError, match="nothing.jsonl: no document"):
         open_or_build(str(tmp_path / "nothing.jsonl"), encoder, progress=False)
-
-
-# -------------------------------------------------------------------------------------- order and masking
 
 
 def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, style="electra"):
@@ -170,16 +164,14 @@ def test_an_epoch_has_another_order_and_other_masks(opened):
 def test_totals_are_what_the_batches_hold(tmp_path):
     """A text with many unknown words, which are not masked."""
     texts = [" ".join("cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)) for i in range(50)]
-    tokenizer, encoder, store = store_of(tmp_path, texts)
+    write_texts(tmp_path / "data.jsonl", texts)
+    tokenizer, encoder, store = store_of(tmp_path / "data.jsonl")
     plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id, all_documents(store)), 0.5, 1, 0)
     for lo, hi in ((0, 7), (7, plan.n_rows)):
         batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(lo, hi))]
         assert plan.totals(lo, hi) == (int(batch.lengths.sum()), int((batch.labels != IGNORE).sum()))
         assert {*batch.labels[batch.labels != IGNORE].tolist()} <= {tokenizer.convert_tokens_to_ids("cat")}
     assert plan.totals(0, plan.n_rows).masked > 0
-
-
-# ---------------------------------------------------------------------------------------------- vocabulary
 
 
 @needs_shared

@@ -1,5 +1,4 @@
-"""The GLUE files, their features and batches. References: the official row counts, the tokenizer's own pairs, and hand-made
-files."""
+"""The GLUE files, their features and batches. References: the official row counts, the tokenizer's own pairs."""
 
 import json
 
@@ -36,9 +35,6 @@ def read(path, task, labelled=True):
 
 def features_of(path, task=TASKS["rte"], max_seq_len=8):
     return encode_file(path, task, tokenizer(), max_seq_len, True)
-
-
-# ------------------------------------------------------------------------------------------------ reading
 
 
 @needs_shared
@@ -89,8 +85,7 @@ def test_names_of_tasks_and_the_header_of_cola(tmp_path):
 
 
 def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
-    """Columns in any order and others beside them; a BOM; blank lines of a .jsonl file are passed over; labels of a .jsonl file may
-    be numbers and truth values."""
+    """Columns in any order and others beside them; a BOM; blank lines of a .jsonl file; its labels may be numbers and truth values."""
     rows = [('a, "quoted" one', "b", "good"), ("", "c d", "bad")]
     tsv(tmp_path / "a.tsv", "stars\tid\tbody\ttitle", *(f"{c}\t0\t{b}\t{a}" for a, b, c in rows), encoding="utf-8-sig")
     lines = [json.dumps({"title": a, "body": b, "stars": c, "more": [1]}) for a, b, c in rows]
@@ -135,9 +130,6 @@ def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path, task, name, c
     assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
 
 
-# ------------------------------------------------------------------------------------------ features, batches
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_examples_are_what_the_tokenizer_makes_and_batches_are_padded(tmp_path, side):
     """The longer sentence of a pair is cut first; padding stands on the tokenizer's side, up to the longest of a batch."""
@@ -162,9 +154,7 @@ def test_examples_are_what_the_tokenizer_makes_and_batches_are_padded(tmp_path, 
 
 def test_an_epoch_has_every_example_once_in_an_order_of_its_own(tmp_path):
     features = features_of(tsv(tmp_path / "a.tsv", RTE, *(f"{i}\ta\tb c\tentailment" for i in range(50))))
-    orders = [
-        GluePlan(features, seed, epoch).recipe(range(50)).tolist() for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
-    ]
+    orders = [GluePlan(features, *key).recipe(range(50)).tolist() for key in ((1, 0), (1, 0), (1, 1), (2, 0))]
     assert orders[0] == orders[1] and len({tuple(order) for order in orders}) == 3
     assert all(sorted(order) == list(range(50)) for order in orders)
     plan = GluePlan(features, 1, 0)

@@ -8,12 +8,9 @@ from dataset.quality.copies import NO_EARLIER, exact_copies, near_copies
 from tests.dataset.quality.planted import changed, english, jaccard
 
 
-def no_exact(n):
-    return exact_copies(np.arange(n, dtype=np.uint64))
-
-
 def find(texts):
-    return near_copies(enumerate(texts), no_exact(len(texts)))
+    """The near copies of texts of which no two are equal to the letter."""
+    return near_copies(enumerate(texts), exact_copies(np.arange(len(texts), dtype=np.uint64)))
 
 
 def test_white_space_and_case_make_no_difference():

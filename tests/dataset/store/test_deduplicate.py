@@ -37,12 +37,9 @@ def test_copies_are_left_out_and_counted(tmp_path, encoder):
     path = write_texts(tmp_path / "a.jsonl", texts)
     exact = corpus_of([path], encoder, "exact")
     near = corpus_of([path], encoder, "near")
-    assert texts_of(exact, encoder) == texts_of(
-        corpus_of([write_texts(tmp_path / "b.jsonl", no_exact)], encoder, "none"), encoder
-    )
-    assert texts_of(near, encoder) == texts_of(
-        corpus_of([write_texts(tmp_path / "c.jsonl", no_near)], encoder, "none"), encoder
-    )
+    for corpus, wanted in ((exact, no_exact), (near, no_near)):
+        by_hand = corpus_of([write_texts(tmp_path / "b.jsonl", wanted)], encoder, "none")
+        assert texts_of(corpus, encoder) == texts_of(by_hand, encoder)
     said = "a: 20 of 90 documents (22.2%) are copies of earlier ones (20 exact) and are left out"
     assert said in exact.notices and any("(20 exact, 10 near)" in line for line in near.notices)
     assert len({corpus.fingerprint for corpus in (exact, near, corpus_of([path], encoder, "none"))}) == 3

@@ -9,7 +9,7 @@ from transformers import ElectraConfig
 
 from dataset.electra.electra_dataset import ElectraAssembler
 from model.electra import model_electra
-from model.electra.model_electra import ElectraPretrainer, configs
+from model.electra.model_electra import NETWORKS, ElectraPretrainer, configs
 from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
 from trainer.electra.settings import SIZES
@@ -63,16 +63,12 @@ def batch(ids, lengths, masked):
     return (*arrays, types, torch.from_numpy(lengths))
 
 
-# ------------------------------------------------------------------------------------------------ networks
-
-
 @needs_shared
 def test_one_step_of_the_public_implementation():
     """golden/electra.pt: losses to 1e-5, the discriminator's labels, the gradient norm of every parameter to 1e-4."""
     golden = torch.load(SHARED / "golden" / "electra.pt", weights_only=True)
-    model = ElectraPretrainer(
-        ElectraConfig(**golden["generator_config"]), ElectraConfig(**golden["discriminator_config"])
-    ).train()
+    pair = (ElectraConfig(**golden[f"{name}_config"]) for name in NETWORKS)
+    model = ElectraPretrainer(*pair).train()
     model.generator.load_state_dict(golden["generator"])
     model.discriminator.load_state_dict(golden["discriminator"])
     ids, chosen = golden["input_ids"], golden["mask"]
@@ -106,9 +102,7 @@ def test_small_has_the_published_number_of_parameters():
 def test_embeddings_are_one_set():
     """Words, positions, types, their norm and the generator's head: the same tensors in both networks, trained as one."""
     model = tiny()
-    generator, discriminator = (
-        dict(n.named_parameters(remove_duplicate=False)) for n in (model.generator, model.discriminator)
-    )
+    generator, discriminator = (dict(n.named_parameters(remove_duplicate=False)) for n in model.networks())
     shared = [name for name in discriminator if name.startswith("electra.embeddings.")]
     assert len(shared) == 5 and all(generator[name] is discriminator[name] for name in shared)
     assert generator["generator_lm_head.weight"] is discriminator["electra.embeddings.word_embeddings.weight"]
@@ -171,13 +165,9 @@ def test_compiled_training_gives_the_losses_of_the_plain_one():
     assert means[1] == pytest.approx(means[0], rel=0.01)
 
 
-# ------------------------------------------------------------------------------------------------- masking
-
-
 @pytest.mark.parametrize("style", ["electra", "bert"])
 def test_masking_is_that_of_a_plain_loop(style):
-    """Reference: row by row, max(1, round(share · length)) of the candidates, whose random number is smallest; then a die for
-    each, in their order."""
+    """Reference: in each row the max(1, round(share · length)) candidates of the smallest random numbers; then a die for each."""
     R, T = 300, 24
     generator = np.random.default_rng(5)
     lengths = generator.integers(3, T + 1, R)

@@ -44,8 +44,7 @@ def test_logits_that_are_no_numbers_give_some_token():
 
 @pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial", "fp16_gumbel"])
 def test_sampled_frequencies_are_the_softmax(how):
-    """One token at p = 0.98: within five standard errors. With noise in half precision it comes clearly more often, which is
-    why that is not the default."""
+    """One token at p = 0.98: within five standard errors. With noise in half precision it comes clearly more often."""
     torch.manual_seed(0)
     logits = torch.cat((torch.tensor([math.log(0.98)]), torch.full((400,), math.log(0.02 / 400))))
     n = 50_000

@@ -1,6 +1,5 @@
 """What a planned run takes. Reference: its events, counted one after the other."""
 
-import json
 import mmap
 import os
 import statistics
@@ -10,8 +9,8 @@ import pytest
 import torch
 
 from common.start import ROOT
-from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
+from tests.helpers import write_texts
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
@@ -32,17 +31,6 @@ def costs_of(*words, machine=MACHINE, evaluated=0, **data):
     return RunCosts(settings, data_of(evaluated=evaluated, **data), machine, given)
 
 
-def evaluations_of(plan, interval):
-    """How many come before the last one, one update after the other."""
-    count = 0
-    steps = 0
-    for _ in range(plan.updates):
-        before = steps
-        steps += plan.cut.accumulation_steps
-        count += steps // interval > before // interval
-    return count
-
-
 @pytest.mark.parametrize("interval", [1, 10, 1000])
 @pytest.mark.parametrize("memory", [None, 4e8])
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
@@ -50,7 +38,10 @@ def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     costs = costs_of("--eval_interval", str(interval), machine=replace(MACHINE, memory=memory), evaluated=10_000)
     plan = best(SIZES, costs)
     assert (plan.cut.accumulation_steps > 1) == (memory is not None)
-    count = 1 + evaluations_of(plan, interval)
+    # The last one, and one behind each update in which the steps come to a multiple of the interval.
+    each = plan.cut.accumulation_steps
+    ends = range(each, each * plan.updates + 1, each)
+    count = 1 + sum(end // interval > (end - each) // interval for end in ends)
     took = FILES_S + REPORT_S + count * costs.evaluation_seconds(plan.config, plan.cut.rows)
     assert plan.other_seconds == pytest.approx(took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.cut.rows))
     assert plan.seconds + plan.other_seconds == pytest.approx(600, rel=0.02)
@@ -94,8 +85,6 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
     of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)
     assert planned.other_seconds(plan.config, of_other_rows, plan.seconds) == pytest.approx(cold)
 
-
-# ------------------------------------------------------------------------------------------------ a measurement
 
 CONFIG = MiniMindConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
@@ -170,15 +159,13 @@ def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     assert found.data.T == found.settings.max_seq_len == rows
 
 
-def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path):
+def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path, tokenizer):
     """Reference: what the files say."""
     trained, evaluated = "One text is trained. " * 40, "另一篇只用来评估。" * 20
-    for name, content in (("train", trained), ("valid", evaluated)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": content}) + "\n")
-    words = ["--data_path", str(tmp_path / "train.jsonl"), "--val_path", str(tmp_path / "valid.jsonl")]
-    settings = PretrainSettings.parse([*words, "--max_seq_len", "64", "--tokenizer_path", str(ROOT / "model")])
+    data_path, val_path = (write_texts(tmp_path / f"{text[:3]}.jsonl", [text]) for text in (trained, evaluated))
+    settings = PretrainSettings(data_path=[data_path], val_path=[val_path], max_seq_len=64)
+    settings.tokenizer_path = str(ROOT / "model")
     data = count_data(settings, {"val_path"}, Ranks())
-    tokenizer = load_tokenizer(str(ROOT / "model"))
     rows = data.batch_of(2)
     assert rows.input_ids.shape == (2, 64)
     assert all(tokenizer.decode(row, skip_special_tokens=True) in trained for row in rows.input_ids)

@@ -1,6 +1,5 @@
 """How hard a text is. References: the definitions, token by token."""
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder
+from tests.helpers import write_texts
 from trainer.budget import hardness
 from trainer.budget.hardness import mixture_loss, ngram_predictions, row_predictions, text_scale
 
@@ -65,9 +65,8 @@ def test_a_mixture_has_the_best_weights_of_each_group():
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 def test_a_text_in_order_is_easier(tmp_path, tokenizer, held_out):
     def scale(texts):
-        path = tmp_path / f"{len(texts)}.txt.jsonl"
-        path.write_text("\n".join(json.dumps({"text": " ".join(words)}) for words in texts))
-        corpus = Corpus([str(path)], DocumentEncoder(tokenizer), max_seq_len=64, seed=0, val_fraction=held_out)
+        path = write_texts(tmp_path / f"{len(texts)}.txt.jsonl", map(" ".join, texts))
+        corpus = Corpus([path], DocumentEncoder(tokenizer), max_seq_len=64, seed=0, val_fraction=held_out)
         return text_scale(corpus.assembler(), corpus.plan(0), corpus.validation())
 
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

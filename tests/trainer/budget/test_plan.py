@@ -193,8 +193,7 @@ def test_a_width_that_the_user_says_has_heads_too(width):
 
 
 def test_more_tokens_want_more_layers():
-    """References: the best of the numbers of layers that were compared in runs of 4 to 75 M tokens (docs/experiments.md).
-    A single head gains nothing by more."""
+    """References: the best of the numbers of layers that were compared in runs of 4 to 75 M tokens (docs/experiments.md)."""
     assert laws.layers_for(192, 0) == laws.layers_for(192, 4.1e6) == laws.layers_for(192, 12.7e6) == (2, 2)
     assert laws.layers_for(192, 15.1e6) == laws.layers_for(192, 39e6) == (3, 6)
     assert laws.layers_for(192, math.inf) == laws.layers_for(192, 1e8) == (6, 6)
@@ -202,9 +201,6 @@ def test_more_tokens_want_more_layers():
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     layers = [best(of_one_width, seconds=seconds).config.num_hidden_layers for seconds in (600.0, 3600.0, 36000.0)]
     assert layers == sorted(layers) and (layers[0], layers[-1]) == (3, 8)
-
-
-# ------------------------------------------------------------------------------------------------- the laws
 
 
 def test_repeated_text_counts_less_and_less():

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from common.errors import UserError
-from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainers_that_fit, write_corpus
+from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainer_of, write_corpus
 from trainer import train_pretrain
 from trainer.budget import costs, laws, planner
 from trainer.budget.outcome import plan_path, write_plan
@@ -43,14 +43,6 @@ def planned(out_dir, text, **changes):
     return train(**{**SMALL_MODEL, "data_path": text, "out_dir": out_dir, "budget_tokens": 3000, **changes})
 
 
-def said_by_a_finished_run(out_dir, text, capfd, **changes):
-    """What a resume prints that finds nothing to do."""
-    options = {**SMALL_MODEL, "data_path": text, "out_dir": out_dir, "budget_tokens": 3000, "from_resume": 1, **changes}
-    capfd.readouterr()
-    assert train_pretrain.main(flags(**options)) == 0
-    return capfd.readouterr().out
-
-
 def repeated_command(printed):
     """The flags of the line that repeats a plan."""
     lines = printed.splitlines()
@@ -70,10 +62,9 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     rates = (run.settings.muon_lr, run.settings.learning_rate, run.settings.embed_lr)
     assert rates == (laws.MUON_RATE, laws.SIDE_RATE, laws.EMBED_RATE)
     command = repeated_command(printed)
-    with trainers_that_fit() as trainers:
-        assert train_pretrain.main([*command, "--out_dir", str(tmp_path / "b")]) == 0
-    assert losses(trainers[0]) == losses(run)
-    assert_same_weights(trainers[0], run)
+    again = trainer_of(train_pretrain.main, [*command, "--out_dir", str(tmp_path / "b")])
+    assert losses(again) == losses(run)
+    assert_same_weights(again, run)
 
 
 def test_of_one_long_text_a_plan_holds_out_the_last_part(tmp_path):
@@ -127,25 +118,23 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     planned(tmp_path, text, save_weight="pretrain_16", budget_tokens=2000)
     kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
     assert kept["optimizer"] == "muon" and kept["budget_tokens"] == 3000
-    with pytest.raises(
-        UserError, match="pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000: give"
-    ):
+    line = "pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000: give"
+    with pytest.raises(UserError, match=line):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
     for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
-        with pytest.raises(
-            UserError, match="pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000"
-        ):
+        with pytest.raises(UserError, match=line):
             train_pretrain.main([*without_budget, *said])
     # A plan holds documents out, and what is held out is not trained.
     with pytest.raises(UserError, match="--val_path and --val_fraction exclude each other"):
         planned(tmp_path, text, from_resume=1, val_path=text)
     # Another width of the same budget is a run of its own; where none is said, the newer one is meant.
     planned(tmp_path, text, from_resume=1, hidden_size=32)
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "from_resume": 1}
     for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
-        printed = said_by_a_finished_run(tmp_path, text, capfd, hidden_size=width)
-        assert f"using the plan of the first start: {tmp_path / name}.plan.yaml" in printed
+        assert train_pretrain.main(flags(**{**options, "hidden_size": width})) == 0
+        assert f"using the plan of the first start: {tmp_path / name}.plan.yaml" in capfd.readouterr().out
 
 
 def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path, monkeypatch):
@@ -190,8 +179,7 @@ def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
 
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
-    """A plan is neither made nor written again. It tells what the first start has said of the training, and decides nothing
-    else. Reference: the run that went through."""
+    """A plan is neither made nor written again, and decides on the training alone. Reference: the run that went through."""
     from trainer.saving.resume import Saver
 
     said = {"seed": 7, "grad_clip": 0.1}
@@ -238,9 +226,7 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
     assert two.returncode == 0, two.stderr
     assert "2 processes of 1 thread share each micro-batch" in two.stdout
     command = repeated_command(two.stdout)
-    with trainers_that_fit() as trainers:
-        assert train_pretrain.main([*command, "--cpu_processes", "1", "--out_dir", str(tmp_path / "one")]) == 0
-    (one,) = trainers
+    one = trainer_of(train_pretrain.main, [*command, "--cpu_processes", "1", "--out_dir", str(tmp_path / "one")])
     lines = (tmp_path / "two" / "pretrain_16.metrics.jsonl").read_text().splitlines()
     of_two = [line for line in map(json.loads, lines) if "loss" in line]
     assert of_two[-1]["update"] == one.progress.update and of_two[-1]["tokens"] == one.progress.tokens
@@ -272,8 +258,7 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, words, rate, factor, is_long):
-    """Updates take `factor` times what a machine of that rate is expected to. is_long: as if the text were as long as two hours
-    want it."""
+    """Updates take `factor` times what is expected of that rate. is_long: as if the text were as long as two hours want it."""
     measured = []
 
     def timed(costs, config, rows, times):
@@ -327,9 +312,8 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_pa
     multiplies(1.9e11, 1e11)
     # The text is small: the run ends after eight passes.
     assert train_pretrain.main(flags(**options)) == 0
-    assert (
-        "this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan uses --dtype" in capfd.readouterr().out
-    )
+    line = "this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan uses --dtype"
+    assert line in capfd.readouterr().out
     multiplies(1e11, 4e11)
     assert train_pretrain.main(flags(**options, from_resume=1)) == 0
     assert "planning:" not in capfd.readouterr().out
@@ -342,14 +326,11 @@ def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
     other = write_corpus(tmp_path / "other.jsonl", n_documents=300, seed=1)
     options = {name: value for name, value in SMALL_MODEL.items() if name != "data_path"}
     command = flags(**options, out_dir=tmp_path, budget_tokens=40_000)
-    with pytest.raises(
-        UserError, match=r"the plan takes 39\.\d K tokens, .*: allow \d+ times as many passes"
-    ) as caught:
+    line = r"the plan takes 39\.\d K tokens, .*: allow \d+ times as many passes"
+    with pytest.raises(UserError, match=line) as caught:
         train_pretrain.main([*command, "--data_path", f"{text}:0.7..0.2", f"{other}:0.3..0.8"])
     times = int(str(caught.value).split("allow ")[1].split(" ")[0])
-    with trainers_that_fit() as trainers:
-        paths = [f"{text}:0.7..0.2:x{times}", f"{other}:0.3..0.8:x{times}"]
-        assert train_pretrain.main([*command, "--data_path", *paths]) == 0
-    (run,) = trainers
+    paths = [f"{text}:0.7..0.2:x{times}", f"{other}:0.3..0.8:x{times}"]
+    run = trainer_of(train_pretrain.main, [*command, "--data_path", *paths])
     assert run.progress.tokens == pytest.approx(40_000, rel=0.1)
     assert all(passes <= times for *_, passes in run.job.corpus.tokens_of_sources(run.progress.epoch, run.progress.row))

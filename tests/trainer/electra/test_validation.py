@@ -1,5 +1,4 @@
-"""Held-out validation while pretraining. References: a pass over the examples one by one with scikit-learn, a run without
-validation, and the figures of one process."""
+"""Held-out validation while pretraining. References: scikit-learn, a run without validation, the figures of one process."""
 
 import json
 import math
@@ -34,8 +33,7 @@ def run(data, tmp_path_factory):  # noqa: F811
 
 
 def test_the_figures_are_those_of_the_examples(run):
-    """Reference: every held-out token once; batch by batch, its tokens drawn by its number, sums of cross-entropies, and
-    scikit-learn's AUC."""
+    """Reference: batch by batch, its tokens drawn by its number, sums of cross-entropies, and scikit-learn's AUC."""
     job = run.trainer.job
     model = job.model.eval()
     sums = dict.fromkeys(("mlm", "disc", "correct", "masked", "right"), 0.0)

@@ -54,17 +54,11 @@ def make_place(top):
 
 
 def arguments(place, out, **changes):
-    settings = {
+    return helpers.argument_list({
         "task": "cola", "data_dir": place / "glue", "model_path": place / "tiny", "out_dir": out, "max_seq_len": 16,
         "batch_size": 4, "epochs": 2, "learning_rate": 3e-3, "log_interval": 2, "device": "cpu", "dtype": "float32",
         "use_compile": 0, "report": 0, **changes,
-    }  # fmt: skip
-    parts = []
-    for name, value in settings.items():
-        if value is not None:
-            values = value if isinstance(value, list) else [value]
-            parts += [f"--{name}", *map(str, values)]
-    return parts
+    })  # fmt: skip
 
 
 def fine_tune(place, out, **changes):

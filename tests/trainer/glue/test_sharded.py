@@ -1,7 +1,4 @@
-"""Fine-tuning of a model that ranks have together (`--shard`). References: one rank, whole models, and what transformers loads.
-
-One start of two processes serves all runs: importing torch takes longer than all that they do.
-"""
+"""Fine-tuning of a model that ranks have together (`--shard`). References: one rank, whole models, and what transformers loads."""
 
 import json
 import os
@@ -25,8 +22,7 @@ RUN = {
 
 
 def stopped(place, out, at):
-    """Ask for a stop in an update, the first one of this start being 1; names of the checkpoints then. The update after it ends
-    the run, or an evaluation between them."""
+    """Ask for a stop in an update of this start, which the next one or an evaluation ends; names of the checkpoints then."""
     new_port(f"stopped at {at}")
     with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         code = train_glue.main(arguments(place, out, shard="full", from_resume=1, **RUN))

@@ -21,9 +21,7 @@ class OnTheCpuWithoutFloat64(OnTheCpu):
         result = super().__torch_function__(function, types, args, kwargs)
         goes_there = self.asked > asked and function is not torch.autocast
         if goes_there and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
-            raise TypeError(
-                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
-            )
+            raise TypeError("Cannot convert a MPS Tensor to float64: the MPS framework doesn't support it.")
         return result
 
 

@@ -1,29 +1,21 @@
 """What ranks do together. References: two real Gloo processes, and lines written out."""
 
 import time
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
 from common.errors import DataError, PrintedByAnotherRank, UserError
-from tests.helpers import new_port, run_ranks
+from tests.helpers import process_group, run_ranks
 from trainer.machine import ranks as ranks_module
 from trainer.machine.measure import versions
-from trainer.machine.ranks import (
-    Ranks,
-    compare_settings,
-    first_rank_first,
-    init_distributed_mode,
-    on_main,
-    wait_for_all_ranks,
-)
+from trainer.machine.ranks import Ranks, compare_settings, first_rank_first, on_main, wait_for_all_ranks
 from trainer.pretrain.settings import PretrainSettings
 
 
 def what_two_ranks_do(folder):
     """Long work of each kind; then what rank 0 finds, and what rank 1 does: each adds its number to a file. Then errors."""
-    new_port("together")
-    ranks, _ = init_distributed_mode("cpu", timeout_s=2)
     path = folder / "came"
 
     def come():
@@ -36,7 +28,7 @@ def what_two_ranks_do(folder):
     def fail():
         raise DataError(f"rank {ranks.rank} has read it")
 
-    try:
+    with process_group("together", timeout_s=2) as ranks:
         done = on_main(ranks, lambda: time.sleep(4) or "done")
         with wait_for_all_ranks(ranks):
             time.sleep(4 * ranks.rank)
@@ -44,14 +36,8 @@ def what_two_ranks_do(folder):
         with pytest.raises(DataError) as of_each:
             first_rank_first(ranks, fail)
         with pytest.raises(UserError if ranks.is_main else PrintedByAnotherRank) as of_main:
-            on_main(ranks, fail_on_main)
+            on_main(ranks, mock.Mock(side_effect=UserError("mend it")))
         return done, found, str(of_each.value), str(of_main.value), on_main(ranks, lambda: ranks.rank)
-    finally:
-        dist.destroy_process_group()
-
-
-def fail_on_main():
-    raise UserError("mend it")
 
 
 @pytest.mark.slow
@@ -65,11 +51,8 @@ def test_what_two_ranks_do_together(tmp_path):
 
 
 def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
-    def gone(*arguments):
-        raise RuntimeError("gloo/transport: connection closed")
-
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(ranks_module, "min_over_ranks", gone)
+    monkeypatch.setattr(ranks_module, "min_over_ranks", mock.Mock(side_effect=RuntimeError("connection closed")))
     with pytest.raises(RuntimeError, match="connection closed"), wait_for_all_ranks(Ranks(world_size=2)):
         pass
 

@@ -1,10 +1,10 @@
-"""How a command on a CPU divides itself, and waits in shared memory. References: choices by hand for simulated machines, and what
-each rank has written before its wait."""
+"""How a command on a CPU divides itself, and waits in shared memory. References: choices by hand for simulated machines."""
 
 import mmap
 import os
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -49,13 +49,9 @@ def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chose
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     """minimind3's mixture of experts; that of minimind2 is defined for each document."""
     assert choose(2, Divisible(32, 512, M26, why_not_divisible="because"), None) == 1
-    assert divisible_of(
-        PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4, use_moe=1))
-    ).why_not_divisible
-    assert not divisible_of(PretrainSettings.parse(flags(use_moe=1))).why_not_divisible
-    assert not divisible_of(
-        PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4))
-    ).why_not_divisible
+    minimind3 = {"generation": "minimind3", "num_attention_heads": 4}
+    for model, is_divided in (({**minimind3, "use_moe": 1}, False), ({"use_moe": 1}, True), (minimind3, True)):
+        assert (not divisible_of(PretrainSettings.parse(flags(**model))).why_not_divisible) == is_divided
 
 
 def test_what_the_jobs_have_to_divide():
@@ -153,12 +149,9 @@ def test_nobody_goes_on_before_all_have_come(tmp_path):
 
 
 def test_ctrl_c_in_a_copy_leaves_no_traceback(monkeypatch):
-    def stopped():
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(cpu_ranks, "die_with_parent", lambda parent: None)
     with pytest.raises(SystemExit) as ended:
-        cpu_ranks.run_copy(stopped, os.getppid())
+        cpu_ranks.run_copy(mock.Mock(side_effect=KeyboardInterrupt), os.getppid())
     assert ended.value.code == 130
 
 

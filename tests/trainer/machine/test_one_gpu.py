@@ -1,8 +1,8 @@
-"""A start on a machine with one GPU, by all trainers, from the flags to the updates. No card is needed: see
-simulated_cuda.py. Reference: the same run on the CPU."""
+"""A start of all trainers on a machine with one GPU, which simulated_cuda.py plays. Reference: the same run on the CPU."""
 
 import gc
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,13 +47,8 @@ def test_a_card_without_bfloat16_trains_in_float16(tmp_path, capsys):
         run = train(data_path=data, out_dir=tmp_path, device=None, dtype="bfloat16", max_updates=2)
     assert run.engine.dtype is torch.float16 and run.engine.scaler.is_enabled()
     assert run.progress.update == 2
-    assert (
-        "this GPU has no native bfloat16: training in float16 with a gradient scaler instead" in capsys.readouterr().out
-    )
-
-
-class FirstUpdate(Exception):
-    """Ends a run behind it."""
+    line = "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -72,13 +67,13 @@ def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypa
         update(running, *arguments)
         # Not one of those that are measured before.
         if trainers:
-            raise FirstUpdate
+            raise ArithmeticError("the first update")
 
     monkeypatch.setattr(planner, "product_rate", rate_of_small_products)
     monkeypatch.setattr(engine.Engine, "update", first_update)
     data = write_corpus(tmp_path / "corpus.jsonl", 300)
     free = {"batch_size": None, "accumulation_steps": None, "device": None, "max_seq_len": 64}
-    with simulated_cuda() as cuda, trainers_that_fit() as trainers, pytest.raises(FirstUpdate):
+    with simulated_cuda() as cuda, trainers_that_fit() as trainers, pytest.raises(ArithmeticError):
         train_pretrain.main(flags(**free, data_path=data, out_dir=tmp_path / "gpu", budget="10m"))
     assert devices == [torch.device("cuda", 0)] and cuda.chosen[0] == 0
     (run,) = trainers
@@ -86,25 +81,15 @@ def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypa
     assert "expected validation loss" in capsys.readouterr().out
 
 
-class CompiledOnAGpu:
-    """What a compiled run did: the backend of each micro-batch, its shape, and how many tensors were saved through pinned
-    memory."""
-
-    def __init__(self):
-        self.backends = []
-        self.shapes = []
-        self.pinned = 0
-        self.by_rule = False
-
-
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compiled runs on a simulated GPU take the code of a GPU: a CompiledOnAGpu that looks on.
+    """Compiled runs on a simulated GPU take the code of a GPU. Gives what they did: the backend of each micro-batch, its shape,
+    how many tensors were saved through pinned memory, and whether kernels are chosen by rule.
 
     Their tensors are on the CPU all the same. So the choice of the backend and the saves are told that they were not, the
     compiler gives each function back as it is, and FlexAttention, which has no gradients on a CPU, is SDPA with its mask.
     """
-    seen = CompiledOnAGpu()
+    seen = SimpleNamespace(backends=[], shapes=[], pinned=0, by_rule=False)
 
     def attend(q, k, v, mask, tile=None):
         B, _, T, _ = q.shape
@@ -151,11 +136,8 @@ COMPILED_RUN = {"dtype": "float32", "use_compile": 1, "batch_size": 5, "lr_sched
     [(0, "adamw"), pytest.param(1, "muon", marks=pytest.mark.slow)],
     ids=["dense", "experts in blocks"],
 )
-def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
-    compiled, use_moe, optimizer, tmp_path, monkeypatch, capsys
-):
-    """The last one of an epoch too, which is filled up. References: the plain run on the CPU, to rounding; and the run that
-    was not stopped, bit for bit."""
+def test_a_compiled_run_compiles_every_micro_batch(compiled, use_moe, optimizer, tmp_path, monkeypatch, capsys):
+    """The last one of an epoch too. References: the plain run on the CPU, to rounding; the run that was not stopped, bit for bit."""
     data = write_corpus(tmp_path / "corpus.jsonl", 20)
     flags = {"data_path": data, "use_moe": use_moe, "optimizer": optimizer, **COMPILED_RUN}
     plain = train(**{**flags, "out_dir": tmp_path / "cpu", "device": "cpu", "use_compile": 0, "epochs": 2})

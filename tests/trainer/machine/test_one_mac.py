@@ -1,9 +1,9 @@
-"""A start on a Mac with an Apple GPU, by all trainers, from the flags to the last update. No Mac is needed: see
-simulated_mps.py. Reference: the same run on the CPU."""
+"""A start on a Mac with an Apple GPU, which simulated_mps.py plays. Reference: the same run on the CPU."""
 
 import pytest
 
 from common.errors import UserError
+from tests.faults.harness import rank_environments
 from tests.helpers import losses, train, write_corpus
 from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer.machine import ranks as ranks_module
@@ -24,8 +24,7 @@ def test_pretraining_starts_ends_and_goes_on_there(tmp_path):
 
 
 def test_several_ranks_are_refused_in_a_line(monkeypatch):
-    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name, value in place.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in rank_environments(2)[0].items():
+        monkeypatch.setenv(name, value)
     with simulated_mps(), pytest.raises(UserError, match="data parallel does not work on mps"):
         ranks_module.init_distributed_mode()

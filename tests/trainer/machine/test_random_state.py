@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 
+from tests.helpers import before_update
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
@@ -22,19 +23,11 @@ def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
 
 
 def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):  # noqa: F811 - the fixture
-    from trainer.engine import Engine
-
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen = []
-    update = Engine.update
-
-    def watched(engine, *options):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return update(engine, *options)
-
-    monkeypatch.setattr(Engine, "update", watched)
     for on_gpu, wanted in ((True, 1), (True, 0), (False, 1)):
-        with simulated_cuda() if on_gpu else contextlib.nullcontext():
+        look = before_update(1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+        with simulated_cuda() if on_gpu else contextlib.nullcontext(), look:
             train(**data, out_dir=tmp_path, max_steps=1, deterministic=wanted, device=None if on_gpu else "cpu")
     # On a CPU every run gives the same bits anyway.
     assert seen == [True, False, False]

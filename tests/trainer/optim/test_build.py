@@ -1,17 +1,10 @@
-"""Warm-up and parameter groups; that the steps are those of torch's AdamW is tests/trainer/test_tour.py."""
-
-from types import SimpleNamespace
+"""Parameter groups; that the steps are those of torch's AdamW is tests/trainer/test_tour.py."""
 
 import pytest
 from torch import nn
 
 from tests.helpers import tiny_model
-from trainer.job import Length, Progress
-from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers, parameter_groups
-from trainer.optim.schedules import get_lr
-from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import PretrainSettings
 from trainer.settings import OptimizerSettings
 
 
@@ -43,18 +36,6 @@ def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
             changed |= {names[id(p)]: scales for p in after["params"]}
     outside = ("embed", "lm_head", "mlp.gate.weight")
     assert changed == {name: (1.0, 4.0) for name in names.values() if any(part in name for part in outside)}
-
-
-@pytest.mark.parametrize(("warmup_iters", "factor"), [(16, 0.25), (4, 1.0), (0, 1.0)])
-def test_warmup_multiplies_the_schedule(warmup_iters, factor):
-    settings = PretrainSettings(batch_size=100, warmup_iters=warmup_iters, learning_rate=5e-4)
-    job = SimpleNamespace(settings=settings, ranks=Ranks(), length=Length())
-    update = SimpleNamespace(epoch=0, n_rows=1000, first_row=300, end_row=400)
-    progress = Progress()
-    rate = PretrainJob.learning_rate(job, update, progress)
-    assert rate == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
-    settings.batch_size = 10_000  # a resume with larger updates
-    assert (PretrainJob.learning_rate(job, update, progress) == rate) == (factor == 1)
 
 
 class WithBias(nn.Module):

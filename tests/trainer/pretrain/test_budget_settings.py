@@ -7,10 +7,7 @@ import pytest
 from trainer.pretrain.settings import BudgetSettings, PretrainSettings, seconds_of
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5m", 90)],
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5m", 90)])
 def test_times(text, seconds):
     assert seconds_of(text) == seconds
 

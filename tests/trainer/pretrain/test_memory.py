@@ -21,8 +21,6 @@ SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
 USUAL_ROWS = PretrainSettings.default_rows()
 
-# ------------------------------------------------------------------------------------------------ the formula
-
 USUAL = {"half": 2, "compiled": True, "recomputes": False, "device_type": "cpu"}
 
 
@@ -44,9 +42,6 @@ def needed(rows=32, T=512, config=SIZE, **changes):
 def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, measured):
     """26 M parameters on a CPU: the table of docs/performance.md."""
     assert needed(rows, compiled=compiled, recomputes=recomputes) == pytest.approx(measured, rel=0.1)
-
-
-# ------------------------------------------------------------------------------------------ which rows are taken
 
 
 @pytest.mark.parametrize(
@@ -79,17 +74,8 @@ def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, a
     assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
 
-# --------------------------------------------------------------------------------------------------------- whole runs
-
-
-AUTO_RUN = {
-    "batch_size": "auto",
-    "accumulation_steps": 2,
-    "log_interval": 2,
-    "eval_interval": 2,
-    "warmup_iters": 4,
-    "val_fraction": 0.1,
-}
+AUTO_RUN = {"batch_size": "auto", "accumulation_steps": 2, "log_interval": 2, "eval_interval": 2}
+AUTO_RUN |= {"warmup_iters": 4, "val_fraction": 0.1}
 
 
 @pytest.fixture

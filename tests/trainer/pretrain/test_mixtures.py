@@ -1,6 +1,4 @@
-"""Runs whose shares change: what is trained, a stop and a resume, another batch, another end.
-
-Reference: a run that nothing disturbed, and the rows that the plan has."""
+"""Runs whose shares change. References: a run that nothing disturbed, and the rows that the plan has."""
 
 import contextlib
 import json
@@ -9,7 +7,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
-from tests.helpers import assert_same_weights, flags, stopped_after, train, trainers_that_fit, write_corpus
+from tests.helpers import assert_same_weights, flags, stopped_after, train, trainer_of, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.clock import Clock, Course
 from trainer.engine import Engine
@@ -68,9 +66,8 @@ def clock(courses):
 
 def run(**changes):
     """The Trainer of a run that ended or was stopped."""
-    settings = {name: value for name, value in changes.items() if name != "data_path"}
     with trainers_that_fit() as trainers:
-        train_pretrain.main([*flags(**settings), "--data_path", *changes["data_path"]])
+        train_pretrain.main(flags(**changes))
     return trainers[0]
 
 
@@ -114,10 +111,9 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     with trained_rows() as rows:
         with stopped_after(20):
             run(**options)
+        line = r"\(--max_updates, --rows_per_update\): 40 updates of 4 rows there, .* in this run"
         for other in ({"batch_size": 6}, {"max_updates": 50}, {"batch_size": 2, "max_updates": 80}):
-            with pytest.raises(
-                UserError, match=r"\(--max_updates, --rows_per_update\): 40 updates of 4 rows there, .* in this run"
-            ):
+            with pytest.raises(UserError, match=line):
                 run(**{**options, **other}, from_resume=1)
         resumed = run(**options, from_resume=1, batch_size=6, rows_per_update=4)
     assert rows == planned_rows(resumed)
@@ -139,8 +135,7 @@ def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
-    """Earlier, where the rest of the schedule is not trained, or later, where its last shares go on; and the same with stops, bit for
-    bit. Reference: the rows of the plan."""
+    """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
     options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": num_workers}
     sooner = {4: Course(fall_from=20, end=30)}
     later = {**sooner, 20: Course(fall_from=50, end=70), 60: Course(fall_from=60, end=64, fall_rate=0.5)}
@@ -180,6 +175,5 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     assert_same_weights(by_flags, by_file)
     # The settings of a run are read again.
     again = tmp_path / "file" / "pretrain_16.settings.yaml"
-    with trainers_that_fit() as trainers:
-        assert train_pretrain.main(["--config", str(again), "--out_dir", str(tmp_path / "again")]) == 0
-    assert_same_weights(trainers[0], by_file)
+    repeated = trainer_of(train_pretrain.main, ["--config", str(again), "--out_dir", str(tmp_path / "again")])
+    assert_same_weights(repeated, by_file)

@@ -1,7 +1,4 @@
-"""Going on from Hugging Face folders: the loss of transformers at the start, what flags may say, and what the run leaves.
-
-References: transformers' own classes on the same documents, and runs that were not interrupted.
-"""
+"""Going on from Hugging Face folders. References: transformers' own classes on the same documents, uninterrupted runs."""
 
 import dataclasses
 import shutil
@@ -122,15 +119,8 @@ def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
     assert losses(again) == losses(run)
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        # The default of a fresh model, said by the user, is a contradiction too.
-        ("hidden_size", 512),
-        ("num_key_value_heads", 4),
-        ("generation", "minimind2"),
-    ],
-)
+# The default of a fresh model, 512, is a contradiction too where the user says it.
+@pytest.mark.parametrize("name, value", [("hidden_size", 512), ("num_key_value_heads", 4), ("generation", "minimind2")])
 def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, name, value):
     with pytest.raises(UserError, match=f"--{name} .* contradicts .*qwen3, whose {name} is .*: leave the flag out"):
         train(**{**UNSAID, "data_path": data, "out_dir": tmp_path, "from_weight": public["qwen3"], name: value})
@@ -159,9 +149,8 @@ def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, me
 
 def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
     """Nothing is fetched."""
-    with pytest.raises(
-        UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither a folder of a model .* hf download"
-    ):
+    line = "--from_weight Qwen/Qwen3-0.6B: there is neither a folder of a model .* hf download"
+    with pytest.raises(UserError, match=line):
         train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
 
 

@@ -5,21 +5,15 @@ import json
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 
-SHAPE = {
-    "generation": "minimind3",
-    "hidden_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "use_moe": False,
-}
+SHAPE = {"generation": "minimind3", "hidden_size": 96, "num_hidden_layers": 2, "use_moe": False}
+SHAPE |= {"num_attention_heads": 3, "num_key_value_heads": 1}
 
 
-def weight(folder, **fields):
+def weight(folder):
     """A .pth whose content nobody looks at, and the .json beside it."""
     path = folder / "pretrain_96.pth"
     path.touch()
-    path.with_suffix(".json").write_text(json.dumps(SHAPE | fields))
+    path.with_suffix(".json").write_text(json.dumps(SHAPE))
     return path
 
 

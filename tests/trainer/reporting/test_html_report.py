@@ -36,13 +36,9 @@ def metrics_file(path, n=50, start=(), **settings):
         file.write(json.dumps({**START, "settings": {**START["settings"], **settings}, **dict(start)}) + "\n")
         for i in range(n):
             at = {"step": i, "update": i, "tokens": 100 * i}
-            line = {
-                **at,
-                "loss": generator.random() + 1,
-                "lr": 1e-3,
-                "grad_norm": None if i == 7 else generator.random(),
-            }
-            file.write(json.dumps({**line, "tokens_per_second": 1000.0, "expert_load": [0.5, 0.5]}) + "\n")
+            line = {**at, "loss": generator.random() + 1, "lr": 1e-3, "tokens_per_second": 1000.0}
+            norm = None if i == 7 else generator.random()
+            file.write(json.dumps({**line, "grad_norm": norm, "expert_load": [0.5, 0.5]}) + "\n")
         file.write(json.dumps({**at, "val_loss": 1.25, "bits_per_byte": 0.75}) + "\n")
         file.write(json.dumps({**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}) + "\n")
     return path
@@ -92,10 +88,8 @@ def test_the_page_of_a_run(data, tmp_path):
 def test_the_metrics_of_every_task_have_a_chart_and_a_figure(tmp_path):
     names = {name for task in TASKS.values() for name in task.metrics}
     names |= {name for of_kind in METRICS.values() for name in of_kind}
-    path = add(
-        tmp_path / "a.metrics.jsonl", {"tokens": 1, "loss": 2.0, **dict.fromkeys(names, 0.25), "accuracy-mm": 0.125}
-    )
-    run = RunRecords.read(path)
+    line = {"tokens": 1, "loss": 2.0, **dict.fromkeys(names, 0.25), "accuracy-mm": 0.125}
+    run = RunRecords.read(add(tmp_path / "a.metrics.jsonl", line))
     assert {curve.field for curve in run.curves(METRICS_CHART)} == {*names, "accuracy-mm"}
     figures = dict(run.figures())
     assert figures["accuracy-mm"] == "0.1250" and all(figures[name] == "0.2500" for name in names)
@@ -121,9 +115,8 @@ def test_runs_side_by_side(tmp_path, capsys):
     for name, rate in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
         metrics_file(tmp_path / name / "run.metrics.jsonl", learning_rate=rate)
-    assert (
-        report.main([str(tmp_path / "a"), str(tmp_path / "b" / "run.pth"), "--out", str(tmp_path / "both.html")]) == 0
-    )
+    words = [tmp_path / "a", tmp_path / "b" / "run.pth", "--out", tmp_path / "both.html"]
+    assert report.main(list(map(str, words))) == 0
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert "a/run" in page and "b/run" in page
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -32,25 +33,15 @@ def test_a_terminal_that_goes_away_changes_nothing(data, tmp_path, writes):
     assert losses(run) == losses(plain)
 
 
-class NarrowTerminal(io.TextIOWrapper):
-    """A console of Windows for Western Europe, in a program that calls the trainer without `run_cli`."""
-
-    def __init__(self):
-        super().__init__(io.BytesIO(), encoding="cp1252")
-
-    def shown(self):
-        self.flush()
-        return self.buffer.getvalue().decode("cp1252")
-
-
 def test_samples_of_any_language_end_no_run(data, tmp_path):
-    """Reference: the metrics file, which has them as they are."""
-    terminal = NarrowTerminal()
+    """On a console of Windows for Western Europe, without `run_cli`. Reference: the metrics file, which has them as they are."""
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     with mock.patch("sys.stdout", terminal):
         train(data_path=data, out_dir=tmp_path / "猫", sample_prompts="猫", max_updates=1)
+    terminal.flush()
     lines = (tmp_path / "猫" / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
     (sample,) = (record for record in map(json.loads, lines) if "text" in record)
-    assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.shown()
+    assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.buffer.getvalue().decode("cp1252")
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
@@ -84,17 +75,13 @@ def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
     assert capsys.readouterr().out.count("warning: /dev/full: No space left on device") == 1
     written = []
 
-    class AlmostFull:
-        """A file on a disk that takes three bytes of its first line, and then has room again."""
-
-        name = "metrics"
-
-        def write(self, line):
-            written.append(line if written else line[:3])
-            return len(written[-1])
+    def write(line):
+        """The disk takes three bytes of the first line, and then has room again."""
+        written.append(line if written else line[:3])
+        return len(written[-1])
 
     reporter = Reporter(is_main=True)
-    reporter.file = AlmostFull()
+    reporter.file = SimpleNamespace(name="metrics", write=write)
     for step in (1, 2, 3):
         reporter.record(Progress(step=step), {})
     assert [line[:10] for line in b"".join(written).splitlines()] == [b'{"s', b'{"step": 2', b'{"step": 3']
