@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -16,27 +17,41 @@ MAX_INT = 10**9
 LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
-# {flag of MiniMind, nanoGPT or Hugging Face: its names here}; similarly spelt names are found without this
-OTHER_NAMES = {
-    "lr": ("learning_rate",),
-    "block_size": ("max_seq_len", "max_length"),
-    "dim": ("hidden_size",),
-    "n_embd": ("hidden_size",),
-    "n_layer": ("num_hidden_layers",),
-    "n_head": ("num_attention_heads",),
-    "num_train_epochs": ("epochs",),
-    "per_device_train_batch_size": ("batch_size",),
-    "logging_steps": ("log_interval",),
-    "save_steps": ("save_interval",),
-    "eval_steps": ("eval_interval",),
-    "max_grad_norm": ("grad_clip",),
-    "save_total_limit": ("keep_checkpoints",),
-    "resume_from_checkpoint": ("from_resume",),
-    "report_to": ("tracker",),
-    "train_file": ("data_path",),
-    "model_name_or_path": ("from_weight", "weight", "model"),
-    "load_from": ("weight",),
-}
+# {flags of Hugging Face's Trainer, nanoGPT, Megatron-LM, LLaMA-Factory, axolotl and MiniMind, as patterns: the same here}.
+# The first pattern that fits decides, and of its flags the first that the command has; (): nothing here does the same.
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    r"test_\w+|(min|final|end)_(lr|learning_rate)|eval_iters|(run|wandb)_name|beta_?[12]|(lr_)?warmup_(ratio|fraction)": (),
+    r"(eval|val|valid|validation|dev)_?(data|dataset|text|file|path|dir)s?(_(path|file|dir|name)s?)?": ("val_path", "dev_file"),
+    r"(train|training|input)?_?(data|dataset|corpus|text)s?(_(path|file|dir|name)s?)?|(train|input)_(file|path|dir)s?": ("data_path", "data_dir"),
+    r"(dev|val|valid|validation|eval)_((set_)?size|split(_percentage)?|ratio|share)": ("val_fraction",),
+    r"max_(len|length|tokens)": ("max_seq_len", "max_new_tokens", "max_length"),
+    r"(block|context)_size|(max_)?(seq|sequence|context|ctx)_?(len|length)|cutoff_len|max_position_embeddings": ("max_seq_len", "max_length"),
+    r"n_embe?d|d_model|((model|hidden|embed|embedding)_)?dim|width": ("hidden_size",),
+    r"(n|num)_?(layers?|blocks?)|depth": ("num_hidden_layers",),
+    r"(n|num)_?heads?": ("num_attention_heads",),
+    r"(global|total|effective)_batch(_size)?": ("rows_per_update",),
+    r"((per_(device|gpu)|micro|mini|device)_)?(train_)?batch_size|batch|bs": ("batch_size",),
+    r"(grad(ient)?_)?accum(ulate|ulation)?(_(steps?|iters?|grad_batches))?": ("accumulation_steps",),
+    r"((max|peak|base|init|initial)_)?(lr|learning_rate)": ("learning_rate",),
+    r"(lr_)?scheduler(_type)?|lr_scheduler_\w+|lr_decay_style": ("lr_schedule",),
+    r"(lr_)?warmup(_(steps|iters|updates))?": ("warmup_iters", "warmup_steps"),
+    r"(max_)?grad(ient)?_(norm|clip_?\w*)|clip_grad(_norm)?|max_norm": ("grad_clip",),
+    r"((max|num|total|train|max_train|num_train|num_training)_)?(iters|iterations|steps|updates)": ("max_updates", "max_steps"),
+    r"(n|num|max|num_train|train)_?epochs?": ("epochs",),
+    r"(log|logging|print)_(steps?|every|freq|iters?)": ("log_interval",),
+    r"(eval|val|evaluation|validation)_(steps?|every|freq)": ("eval_interval",),
+    r"(save|ckpt|checkpoint)_(steps?|every|freq|interval)": ("save_interval",),
+    r"save_total_limit|max_checkpoints": ("keep_checkpoints",),
+    r"(use_)?(bf16|bfloat16)": ("dtype bfloat16",),
+    r"(use_)?(fp16|float16|half)": ("dtype float16",),
+    r"torch_dtype|(mixed_)?precision|amp": ("dtype",),
+    r"resume(_from(_checkpoint)?)?|(auto|continue)_resume": ("from_resume",),
+    r"(base_)?model(_(name|path|name_or_path))?|load(_(from|weight))?|init_from": ("from_weight", "weight", "model_path"),
+    r"output(_dir|_path|_folder)?|out|save(_path)?": ("out_dir", "out"),
+    r"tokenizer(_(name|model|dir|file|name_or_path))?|vocab(_file)?": ("tokenizer_path", "vocab_path"),
+    r"(\w+_)?(num_workers|num_proc)|workers": ("num_workers",),
+    r"report_to|logger": ("tracker",),
+}  # fmt: skip
 
 
 def boolean(text: str) -> bool:
@@ -115,15 +130,20 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def nearest(self, words: Sequence[str]) -> str:
-        """Returns the "did you mean" part of the error for unknown flags; "" if no known flag is similar."""
+        """Returns the "did you mean" part of the error for unknown flags; "" if no known flag does the same or is spelt alike."""
         options = [option for action in self._actions for option in action.option_strings]
         known = [option.removeprefix("--") for option in options if option.startswith("--")]
         meant = []
-        for word in words:
-            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            renamed = [ours for ours in OTHER_NAMES.get(name, ()) if ours in known]
-            if close := renamed or difflib.get_close_matches(name, known, n=1):
-                meant.append(f"--{close[0]}" if word.startswith("--") else close[0])
+        # Not their values. Texts from the web have dashes of print.
+        for word in filter(re.compile("[-–—]").match, words):
+            name = word.partition("=")[0].lstrip("-–—").replace("-", "_")
+            others = [names for pattern, names in OTHER_NAMES.items() if re.fullmatch(pattern, name)]
+            # A slip of the finger; another word in front would be more.
+            alike = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            close = [ours for ours in alike if abs(len(ours) - len(name)) <= 2]
+            if name not in known and others:
+                close = [ours for ours in others[0] if ours.split()[0] in known]
+            meant += [f"--{ours}" for ours in close[:1]]
         return f"; did you mean {' '.join(meant)}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:

@@ -8,6 +8,8 @@ from typing import TextIO
 # Control characters of terminals and browsers but line feed and tab, and the marks, embeddings, overrides and isolates of Unicode's
 # bidirectional algorithm (UAX #9): they could hide, forge or reorder the text of a line.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# user and password of a web address, and the rest of its query from a key on
+_SECRETS = re.compile(r"(?i)(://)[^\s/]+(?=@)|([?&][\w-]*(?:token|key|sig|passw|secret)[\w-]*=)[^\s:]+")
 # maximum characters of a compiler's message in our lines
 LONGEST_REASON = 200
 
@@ -18,8 +20,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """The text of an error or a notice as a single printable line."""
-    return printable(" ".join(str(text).split()))
+    """The text of an error or a notice as a single printable line, without the passwords of web addresses."""
+    return _SECRETS.sub(r"\1\2***", printable(" ".join(str(text).split())))
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -53,12 +55,12 @@ def null_stream() -> TextIO:
 
 
 def announce(text: str, to_stderr: bool = False) -> None:
-    """Print the text, made printable, and flush. If nobody reads any more, output is dropped from here on."""
+    """Print the text, made printable and without passwords, and flush. If nobody reads any more, output is dropped."""
     stream = sys.stderr if to_stderr else sys.stdout
     # Escape what the stream cannot encode: a sample in another alphabet must not end the run, nor a file name that is not
     # UTF-8.
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    shown = printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
+    shown = _SECRETS.sub(r"\1\2***", printable(text)).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(shown, file=stream, flush=True)
     except OSError:

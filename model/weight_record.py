@@ -12,6 +12,8 @@ DIGEST_FIELD = "weights_sha256"
 VOCABULARY_FIELD = "vocabulary_sha256"
 # --parse_special_tokens: special tokens spelled out in a document were parsed
 SPECIAL_TOKENS_FIELD = "parse_special_tokens"
+# --max_seq_len: positions of the rows in training
+ROW_LENGTH_FIELD = "trained_row_length"
 # fine-tuned weights: trained on answers with thoughts
 THOUGHTS_FIELD = "trained_thoughts"
 

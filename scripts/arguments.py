@@ -38,7 +38,7 @@ def generate_parser() -> Parser:
     p.add_argument("prompts", nargs="*", help="texts to continue; none: typed in, or piped, one per line")
     model_flags(p)
     g = p.add_argument_group("sampling")
-    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="maximum tokens to add (default 256)")
+    g.add_argument("--max_new_tokens", type=positive(int), help="maximum tokens to add (default: 256, or a row's)")
     g.add_argument("--temperature", type=temperature, default=0.8, help="0: always the likeliest token (default 0.8)")
     g.add_argument("--top_p", type=share, default=0.9, help="sample from the likeliest that sum to this; 1: all (0.9)")
     g.add_argument("--top_k", type=not_negative(int), default=0, help="sample from the k likeliest; 0: all (default)")
@@ -55,6 +55,7 @@ def generate_parser() -> Parser:
         action="store_true",
         help="apply the chat template to each prompt; typed or piped prompts form one conversation",
     )
+    g.add_argument("--system", help="with --chat: the system message that begins each conversation")
     return p
 
 
@@ -106,7 +107,7 @@ def evaluate_parser() -> Parser:
     g.add_argument(
         "--max_length",
         type=positive(int),
-        help="perplexity, pairs: positions of a window, as in training (default 512)",
+        help="perplexity, pairs: positions of a window (default: 512; perplexity: as in training, if that is recorded)",
     )
     g.add_argument(
         "--stride",

@@ -30,7 +30,7 @@ from dataset.tokenizing.tokenizer_files import (
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.networks import load_config, load_network
-from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
+from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.initial_model import existing_weights_hint
 
@@ -96,6 +96,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
     if not path.is_dir():
         own = MiniMindForCausalLM.from_pth(path)
+        setattr(own.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
         # A single id may be just the config's default: then the tokenizer's counts, see `end_ids`.
         eos_ids = own.config.eos_token_id
         own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
@@ -143,6 +144,19 @@ def max_positions(config: PretrainedConfig) -> int:
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     # Some configs write -1 for no bound.
     return MAX_INT if positions in (None, -1) else int(positions)
+
+
+def trained_length(config: PretrainedConfig, unknown: int = MAX_INT) -> int:
+    """Positions of the rows in training; `unknown` if none are recorded."""
+    length = getattr(config, ROW_LENGTH_FIELD, None)
+    return length if type(length) is int and length > 0 else unknown
+
+
+def note_untrained(config: PretrainedConfig, positions: int) -> None:
+    """Prints a line if a text has more positions than the rows in training."""
+    if positions > (trained := trained_length(config)):
+        line = f"note: a text of {positions:,} positions, but the rows in training had {trained:,}: beyond them it gets worse"
+        announce(line, to_stderr=True)
 
 
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:

@@ -49,7 +49,7 @@ from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
-from scripts.common import dtype_of_flag, load, max_positions, vocabulary_size
+from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import autocast
@@ -99,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
-    args.max_length = args.max_length or 512
+    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
+    args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
-    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     if args.task != "answers" and args.max_length > max_positions(model.config):
         raise UserError(f"--max_length {args.max_length}: at most {max_positions(model.config)}, the model's positions")
     dtype = dtype_of_flag(args.dtype, model.device)
@@ -311,6 +311,7 @@ class Scorer:
         """For each row the sum of the log-probabilities of its scored tokens, in nats. Errors: UserError for no rows."""
         if not rows:
             raise UserError("--data_path: nothing to evaluate there")
+        note_untrained(self.model.config, max(len(row.ids) - 1 for row in rows))
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
         # Longest first: rows of similar length share a forward pass, and running out of memory shows at once.

@@ -43,7 +43,7 @@ from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_si
 from model.hf_export import to_hf
 from model.hf_format import StateDict, hf_config
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
+from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
 from scripts.common import (
     as_minimind,
@@ -112,10 +112,10 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
-    recorded = read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)
-    if recorded is not None:
-        # Our own field, read by evaluate.py, generate.py and `convert_to_pth`
-        setattr(config, SPECIAL_TOKENS_FIELD, recorded)
+    record = read_record(Path(weight))
+    # Our own fields, read by evaluate.py, generate.py and `convert_to_pth`
+    for field in {SPECIAL_TOKENS_FIELD, ROW_LENGTH_FIELD} & record.keys():
+        setattr(config, field, record[field])
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -180,6 +180,8 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
+    if ROW_LENGTH_FIELD in record:
+        fields[ROW_LENGTH_FIELD] = record[ROW_LENGTH_FIELD]
     save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
     # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
@@ -220,8 +222,12 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     rope = fields["rope_parameters"]
     fields["rope_theta"] = rope["rope_theta"]
     fields["torch_dtype"] = fields["dtype"]
+    fields["rope_scaling"] = None
     if rope["rope_type"] != "default":
         fields["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    if "sliding_window" in fields:
+        # Unused; candle asks for it, and some versions of transformers 5 refuse their own default of 28 in a smaller model.
+        fields["max_window_layers"] = fields["num_hidden_layers"]
     # For Qwen3-MoE transformers 5 writes only the first name, and transformers 4 reads only the second.
     if "num_local_experts" in fields:
         fields["num_experts"] = fields["num_local_experts"]
@@ -282,10 +288,12 @@ A {kind} with {parameters:.2f} M parameters, stored as `{architecture}` in {dtyp
 transformers {least} or newer.
 
 ```python
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}")
+# Transformers 5 loads weights as they are stored, here in {dtype}; to train on they must be in float32 (before 4.56: torch_dtype).
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.float32)
 {asked}
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0], skip_special_tokens=True))
 ```

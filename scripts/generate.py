@@ -41,7 +41,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import end_ids, load, max_positions
+from scripts.common import end_ids, load, max_positions, note_untrained, trained_length
 from trainer.machine.command_line import run_cli
 
 
@@ -58,12 +58,15 @@ class Sampling:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
-    sampling = Sampling(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Sampling)})
+    if args.system and not args.chat:
+        raise UserError("--system has no effect without --chat: add it, or leave --system out")
     model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device, args.dtype)
+    args.max_new_tokens = args.max_new_tokens or min(256, trained_length(model.config))
+    sampling = Sampling(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Sampling)})
     chat = turns_encoder(tokenizer) if args.chat else None
     torch.manual_seed(args.seed)
     # The conversation so far, in the format of chat templates
-    messages: list[dict[str, str]] = []
+    messages = [{"role": "system", "content": utf8(args.system, "--system")}] if args.system else []
     # After an error an interactive session continues with the next prompt; otherwise the program ends.
     is_interactive = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
     for prompt in args.prompts or stdin_prompts():
@@ -215,6 +218,7 @@ def reply(
     seconds = time.perf_counter() - start
     print(flush=True)
     print(f"[{counted(stream.count, 'token')}, {stream.count / seconds:.1f} tokens/s]", file=sys.stderr, flush=True)
+    note_untrained(model.config, len(ids) + stream.count)
     return stream.text
 
 

@@ -45,7 +45,7 @@ from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import DEFAULT_WEIGHT, play_parser, temperature
 from scripts.chat_template import default_template
-from scripts.common import end_ids, load
+from scripts.common import end_ids, load, trained_length
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.initial_model import existing_weights_hint
@@ -128,7 +128,8 @@ class PlayedModel:
             found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
             is_end = found[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
-        return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds}
+        beyond = found.shape[1] > trained_length(self.model.config)
+        return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds, "beyond": beyond}
 
 
 class PieceStream(TextStream, LogitsProcessor):
@@ -373,6 +374,7 @@ class Handler(BaseHTTPRequestHandler):
             if (model := self.server.model) is not None:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
                 about.update(name=model.name, parameters=parameters, can_chat=model.chat is not None)
+                about["new_tokens"] = min(200, trained_length(model.model.config))
             self._answer(about)
         elif self.path == "/api/runs":
             self._answer(runs.summaries())

@@ -134,9 +134,9 @@ def test_every_flag_is_read(kind):
         if path.stem != "settings" and not any(name in relative(path) for name in others)
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    # use_wandb becomes --tracker wandb; those of run.py become other flags, or are ignored with a line.
+    # use_wandb becomes --tracker wandb; the launcher's LOCAL_RANK counts, not its flag; those of run.py become other flags, or are ignored with a line.
     of_run_py = {field.name for field in fields(PublishedFlags)}
-    flags = {action.dest for action in actions} - {"help", "config", "use_wandb"} - of_run_py
+    flags = {action.dest for action in actions} - {"help", "config", "use_wandb", "local_rank"} - of_run_py
     read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()

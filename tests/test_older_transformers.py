@@ -29,7 +29,7 @@ TEXT = {"classes": "a cab", "causal": " ".join(export_hf.TEXTS)}
 
 # Loads what is named on its standard input and answers with what came of it; knows nothing of this repository.
 READER = """
-import json, sys, torch, transformers
+import contextlib, io, json, os, sys, tempfile, torch, transformers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 answers = {"version": transformers.__version__}
 for folder, kind, text in json.load(sys.stdin):
@@ -51,6 +51,15 @@ for folder, kind, text in json.load(sys.stdin):
     if kind == "causal":
         answer["greedy"] = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0].tolist()
         answer["eos"] = model.generation_config.eos_token_id
+        with tempfile.TemporaryDirectory() as written:
+            model.save_pretrained(written)
+            answer["fields"] = list(json.load(open(written + "/config.json")))
+        # The lines of the card, for versions that know their dtype
+        if transformers.__version__ >= "4.56":
+            os.chdir(os.path.dirname(folder))
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(open(folder + "/README.md").read().split("```python\\n")[1].split("```")[0])
+            answer["card"] = printed.getvalue()
 json.dump(answers, sys.stdout)
 """
 
@@ -122,7 +131,7 @@ def classifier(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_transformers_4_reads_every_export_as_it_is(version, answers, references):
+def test_transformers_4_reads_every_export_as_it_is(version, answers, references, exports):
     tokenizer, ids, computed = references
     for kind in READS[version]:
         answer = answers[kind]
@@ -133,6 +142,9 @@ def test_transformers_4_reads_every_export_as_it_is(version, answers, references
         assert apart < 1e-5, kind
         assert answer["greedy"] == greedy
         assert answer["eos"] == 2
+        ours = json.loads((exports / f"{kind}_hf" / "config.json").read_text())
+        assert ours.keys() >= set(answer["fields"]) - {"_name_or_path"}, kind
+        assert version < "4.56" or answer["card"].startswith("The harbour")
         # What it says of the tokenizer is what the version of this process says.
         assert answer["tokenizer"] == "PreTrainedTokenizerFast"
         # generate() would refuse token_type_ids.

@@ -54,6 +54,11 @@ class MachineSettings(Settings):
         choices=(NONE, FULL),
         help="full: the ranks share weights, gradients and optimiser states; none: each has its own",
     )
+    local_rank: int | None = setting(None, check=int, help="no effect: LOCAL_RANK counts", aliases=("--local-rank",))
+
+    def fill_in(self) -> None:
+        # Another one on each rank: no setting of the run.
+        self.local_rank = None
 
 
 @dataclass(kw_only=True)

@@ -44,7 +44,7 @@ from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import DataError, UserError, optional_package, user_errors
-from common.files import atomic_file, file_digest, remove
+from common.files import atomic_file, file_digest, read_object, remove
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, examples_of
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expand_user
@@ -244,6 +244,9 @@ def read_tasks(
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{path}: the tokenizer has no padding token; use that of an encoder such as ELECTRA")
+    if read_object(model / "config.json").get("model_type") == "xlnet":
+        # Its head reads the last position, which must be no padding.
+        tokenizer.padding_side = "left"
     # XLM's tokenizer is pure Python, which DocumentEncoder does not take.
     fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
     # Files that a run starts from: a config, and the weights beside it.

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,13 +190,21 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
         folder = (expand_user(cache_dir) if cache_dir else user_cache()) / "downloads" / key
         copy = folder / Path(urlsplit(address).path).name
         folder.mkdir(parents=True, exist_ok=True)
+        # Without an announced size: half of the free disk
+        limit = shutil.disk_usage(folder).free // 2 if size is None else size
+
+        def check_length(_: int | None, received: int, **__: object) -> None:
+            if received > limit:
+                raise OSError(f"stopped: the server sends more than {limit:,} bytes")
+
+        callback = optional_package("fsspec.callbacks", "to read addresses").Callback(hooks={"length": check_length})
         # Only one of several ranks downloads.
         with file_lock(folder / ".lock"):
             if not (tags and copy.exists()):
                 announce(f"fetching {address}")
                 part = copy.with_name(f".{copy.name}.part")
                 try:
-                    system.get_file(address, str(part))
+                    system.get_file(address, str(part), callback=callback)
                     system.invalidate_cache()
                     if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
                         raise OSError("it was cut off, or changed while it was fetched; start again")
@@ -206,11 +215,16 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
                     part.unlink(missing_ok=True)
         return copy
     except Exception as error:
-        # botocore and aiohttp raise their own classes.
+        # botocore and aiohttp raise their own classes; fsspec may hide any answer of a server behind a FileNotFoundError.
+        cause: Any = error.__cause__ or error
+        status = getattr(cause, "status", 404)
         reason = one_line(error)[:200] or type(error).__name__
-        if isinstance(error, FileNotFoundError):
+        if status != 404:
+            # 0: more redirects than aiohttp follows
+            reason = f"the server answers {status} {cause.message}" if status else "it redirects without end"
+        elif isinstance(error, FileNotFoundError):
             reason = "no such file or server; download a folder or a pattern first"
-        raise DataError(f"{address}: cannot be read ({reason})") from None
+        raise DataError(f"{one_line(address)}: cannot be read ({reason})") from None
 
 
 def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:

@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from common.settings import write_settings
 from tests.test_commands import PARSERS
 
 # {script: the flags that it wants}
@@ -69,14 +70,54 @@ def test_an_empty_text_is_what_an_unset_variable_leaves_and_is_refused(command):
             assert flag in refusal(command, flag, ""), flag
 
 
+PRETRAIN, SFT, ELECTRA, GLUE = (f"trainer/train_{name}.py" for name in ("pretrain", "sft", "electra", "glue"))
+GENERATE, EVALUATE = "scripts/generate.py", "scripts/evaluate.py"
+WANTED = {**COMMANDS, EVALUATE: ["pairs"]}
+
+
 @pytest.mark.parametrize(
     "command, typed, meant",
     [
-        ("trainer/train_pretrain.py", "--batch-size", "--batch_size"),
-        ("trainer/train_pretrain.py", "--lr", "--learning_rate"),
-        ("trainer/train_electra.py", "--max_iters", "--max_steps"),
-        ("trainer/train_pretrain.py", "--budgt", "--budget"),
+        (PRETRAIN, "--batch-size 8 --budgt 10m \u2014epoch 8", "--batch_size --budget --epochs"),
+        # run_clm.py and the Trainer
+        (PRETRAIN, "--train_file a --validation_file b --test_file c", "--data_path --val_path"),
+        (SFT, "--model_name_or_path a --dataset_name b --output_dir c", "--from_weight --data_path --out_dir"),
+        (PRETRAIN, "--bf16 --fp16 1 --warmup_ratio 0.1", "--dtype bfloat16 --dtype float16"),
+        (PRETRAIN, "--num_train_epochs 3 --per_device_train_batch_size 3", "--epochs --batch_size"),
+        (PRETRAIN, "--logging_steps 1 --save_steps 2 --eval_steps 3", "--log_interval --save_interval --eval_interval"),
+        # nanoGPT
+        (PRETRAIN, "--block_size=64 --max_iters=8 --init_from gpt2", "--max_seq_len --max_updates --from_weight"),
+        (PRETRAIN, "--n_layer 2 --n_head 2 --n_embd 8", "--num_hidden_layers --num_attention_heads --hidden_size"),
+        (PRETRAIN, "--lr 1 --min_lr 0 --eval_iters 9 --beta2 0.95", "--learning_rate"),
+        # Megatron-LM
+        (PRETRAIN, "--global_batch_size 64 --micro-batch-size 4", "--rows_per_update --batch_size"),
+        (PRETRAIN, "--valid-data-path a --train-data-path b --clip-grad 1", "--val_path --data_path --grad_clip"),
+        # LLaMA-Factory, axolotl
+        (SFT, "--cutoff_len 64 --val_size 0.1 --base_model a", "--max_seq_len --val_fraction --from_weight"),
+        # Other commands have other flags.
+        (PRETRAIN, "--val_data_path a", "--val_path"),
+        (ELECTRA, "--max_iters 8 --min_learning_rate 0 --no_deterministic", "--max_steps"),
+        (GLUE, "--val_file b", "--dev_file"),
+        (GENERATE, "--max_tokens=8", "--max_new_tokens"),
+        (EVALUATE, "--block_size 8 --model a", "--max_length --weight"),
+        # A value is no flag.
+        (PRETRAIN, "--unheard_of data_path -1 epochs=3", ""),
     ],
 )
-def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(command, typed, meant):
-    assert f"unrecognized arguments: {typed} 8; did you mean {meant}? (" in refusal(command, typed, "8")
+def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(command, typed, meant, capsys):
+    """Reference: the documentation of the programs named."""
+    parser = PARSERS[command]()
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args([*WANTED.get(command, []), *typed.split()])
+    assert stop.value.code == 2
+    hint = f"; did you mean {meant}?" if meant else ""
+    assert capsys.readouterr().err == f"error: unrecognized arguments: {typed}{hint} (--help lists the flags)\n"
+
+
+@pytest.mark.parametrize("command", [PRETRAIN, SFT, ELECTRA, GLUE])
+@pytest.mark.parametrize("flag", ["--local-rank=1", "--local_rank=1"])
+def test_the_rank_that_a_launcher_passes_is_taken_and_is_no_setting(command, flag, tmp_path):
+    """`python -m torch.distributed.launch` passes one or the other, and sets LOCAL_RANK."""
+    settings, _ = PARSERS[command]().read([*WANTED.get(command, []), flag])
+    write_settings(settings, tmp_path / "a.yaml")
+    assert "rank" not in (tmp_path / "a.yaml").read_text()

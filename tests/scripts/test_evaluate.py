@@ -11,7 +11,8 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
-from scripts import evaluate, export_hf
+from model.weight_record import ROW_LENGTH_FIELD
+from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from scripts.evaluate import Row, Scorer, ratio, share
 from tests.helpers import ROOT, tiny_model
@@ -78,6 +79,26 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
     assert 0 < sum(right) < 40 and values["accuracy"] == sum(right) / 40
     assert values["accuracy/kind1"] == sum(right[1::3]) / len(right[1::3])
     assert result["counts"] == {"pairs": 40}
+
+
+def test_the_window_is_a_row_of_training_and_what_is_longer_is_told(weight, tmp_path, capsys):
+    """From the .json beside a weight and from an export; without a record the window is 512."""
+    stem = Path(weight).with_name("short")
+    model = load_model(weight)
+    save_pth(model.state_dict(), {**model.config.to_dict(), ROW_LENGTH_FIELD: 8}, stem)
+    export_hf.export(f"{stem}.pth", tmp_path / "hf")
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
+    data = jsonl(tmp_path / "data.jsonl", [{"text": sentence(random.Random(0), 40)}])
+    for known, length in ((weight, 512), (f"{stem}.pth", 8), (tmp_path / "hf", 8), (tmp_path / "back.pth", 8)):
+        capsys.readouterr()
+        assert run("perplexity", known, data, tmp_path / "r")[0]["max_length"] == length
+        assert "note:" not in capsys.readouterr().err
+        run("perplexity", known, data, tmp_path / "r", "--max_length", "16")
+        told = "note: a text of 16 positions, but the rows in training had 8: beyond them it gets worse\n"
+        assert (told in capsys.readouterr().err) == (length == 8)
+    assert generate.main(["--weight", f"{stem}.pth", "--device", "cpu", "--temperature", "0", "the cat"]) == 0
+    shown = capsys.readouterr().err
+    assert "[8 tokens, " in shown and "note: a text of 1" in shown
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])

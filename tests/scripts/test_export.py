@@ -92,13 +92,14 @@ def check_names_of_transformers_4(kind, folder):
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500_000.0
     assert config["torch_dtype"] == config["dtype"]
+    assert config.get("max_window_layers") == (2 if "qwen" in kind else None)
     if "moe" in kind:
         assert config["num_experts"] == 4
     assert config.get("num_local_experts", 4) == 4
     if "yarn" in kind:
         assert {**config["rope_scaling"], "rope_theta": 500_000.0} == config["rope_parameters"]
     else:
-        assert config.get("rope_scaling") is None
+        assert config["rope_scaling"] is None
     generation = json.loads((folder / "generation_config.json").read_text())
     assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
 
@@ -130,6 +131,19 @@ def test_a_dtype_that_changes_weights_says_by_how_much(dtype, tmp_path, capsys):
     said = f"; bfloat16 has changed weights by {change:.1e} at most"
     for text in (capsys.readouterr().out, (tmp_path / "hf" / "README.md").read_text()):
         assert (said in text) == ("has changed" in text) == (dtype == "bfloat16")
+
+
+def test_the_lines_of_the_card_leave_a_model_to_train_on(tmp_path, monkeypatch, capsys):
+    """Reference: a step of AdamW from weights in float32; from those in float16 as they are stored most are not finite."""
+    export_hf.export(write(tmp_path), tmp_path / "hf")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec((tmp_path / "hf" / "README.md").read_text().split("```python\n")[1].split("```")[0], names)
+    assert "\nThe harbour" in capsys.readouterr().out
+    model, ids = names["model"], names["prompt"].input_ids
+    model(ids, labels=ids).loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def test_a_wide_weight_chooses_the_dtype(tmp_path):

@@ -78,8 +78,9 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     seen, answer = [], "<think>\nhm\n</think>\n\nyes"
     monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or answer)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeff你\ntwo\n".encode()), "gbk"))
-    run(weight, "--chat", capsys=capsys)
+    run(weight, "--chat", "--system", "Be brief.", capsys=capsys)
     turns = [turn("user", "你"), turn("assistant", "yes", reasoning_content="hm"), turn("user", "two")]
+    turns.insert(0, turn("system", "Be brief."))
     assert tokenizer.decode(seen[1]) == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
@@ -123,6 +124,7 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
         (["--weight", "."], "no config.json"),
         (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
         (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
+        (["--system", "Be brief."], "--system has no effect without --chat"),
         (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
     ],
 )

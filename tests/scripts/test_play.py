@@ -1,6 +1,7 @@
 """scripts/play.py: what it writes is what generate.py writes, who may ask it, and the runs of a folder while they train."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -171,6 +172,18 @@ def test_a_run_that_grows_is_read_on(tmp_path):
     metrics_file(path, n=2)
     curves = runs.content(runs.summaries()[0]["id"])["charts"][0]["curves"]
     assert len(curves[0]["points"]) <= 2
+
+
+def test_odd_numbers_of_a_foreign_file_hide_no_run(tmp_path):
+    """Reference: JSON without NaN and infinity, which a browser reads."""
+    metrics_file(tmp_path / "a.metrics.jsonl", n=5)
+    odd = [line(1, loss=value, eta=value) for value in (math.nan, math.inf, 1.7e308, -1.7e308, 10**400)] * 40
+    odd += [line(math.nan, loss=1.0, prompt="", text="x"), line(1, prompt="", text="x"), line(1, loss=2.0)]
+    (tmp_path / "b.metrics.jsonl").write_text("".join(odd))
+    runs = play.RunFolder(tmp_path)
+    summaries = runs.summaries()
+    assert {run["name"] for run in summaries} == {"a", "b"}
+    json.dumps([*summaries, *(runs.content(run["id"]) for run in summaries)], allow_nan=False)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes and links for everybody")

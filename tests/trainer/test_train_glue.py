@@ -208,7 +208,7 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
         --server_port x"""
     assert train_glue.main(line.split()) == 0
     printed = capsys.readouterr().out
-    ignored_flags = "--model_type, --fp16_opt_level, --local_rank, --server_ip, --server_port"
+    ignored_flags = "--model_type, --fp16_opt_level, --server_ip, --server_port"
     assert f"ignored, since they have no effect here: {ignored_flags}\n" in printed
     found = json.loads((tmp_path / "cola" / "seed_42" / "eval_results.json").read_text())
     # 20 examples are two updates of 2 x 5, three times.

@@ -49,7 +49,7 @@ UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
 # Not repeated by the command of a plan: some would plan again, and how processes share a run depends on the machine.
-NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
+NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "dist_timeout", "cpu_processes")
 # Counted in micro-batches of one rank
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 

@@ -128,13 +128,12 @@ class PublishedFlags(Settings):
     fp16: bool = switch(False, help="--dtype float16")
     model_type: str | None = setting(None, help="ignored: config.json determines it")
     fp16_opt_level: str | None = setting(None, help="ignored: an option of apex")
-    local_rank: str | None = setting(None, help="ignored: torchrun sets it")
     server_ip: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
     server_port: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
 
     def ignored_flags(self) -> list[str]:
         """Flags that are given and have no effect."""
-        names = ("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port")
+        names = ("model_type", "fp16_opt_level", "server_ip", "server_port")
         return [f"--{name}" for name in names if getattr(self, name)]
 
 

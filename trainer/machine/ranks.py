@@ -185,7 +185,7 @@ MEET_EVERY_S = 0.25
 # Suffixes of flags that may differ between machines: devices, workers, and paths. The contents of data files are compared by their
 # digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The weights come from
 # rank 0.
-MACHINE_SPECIFIC = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
+MACHINE_SPECIFIC = ("_dir", "_path", "_file", "device", "from_weight", "mixture", "num_workers")
 
 
 # ---------------------------------------------------------------------------------------- one rank works for all

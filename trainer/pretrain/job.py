@@ -13,6 +13,7 @@ import torch
 from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS
+from model.weight_record import ROW_LENGTH_FIELD
 from trainer.budget.outcome import plan_path, write_plan
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine, schedule_of
@@ -234,7 +235,8 @@ class PretrainJob(Job):
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        save_pth(dict(weights), self.config.to_dict(), stem, self.initial_model.vocabulary, special_tokens)
+        fields = {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
+        save_pth(dict(weights), fields, stem, self.initial_model.vocabulary, special_tokens)
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.tokens_of_sources(progress.epoch, progress.row)

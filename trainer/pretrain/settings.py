@@ -247,7 +247,6 @@ class PretrainMachine(DividedMachineSettings):
         "auto", choices=("auto", "0", "1"), help="replay updates as CUDA graphs; auto: on one GPU, if it works"
     )
     ddp: bool = switch(False, help="fail without a launcher such as torchrun; otherwise no effect")
-    local_rank: int = setting(-1, check=int, help="no effect: accepted for old launch commands")
 
 
 @dataclass(kw_only=True)

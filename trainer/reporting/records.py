@@ -188,15 +188,17 @@ class RunRecords:
             self.starts.append(record)
         elif "text" in record:
             prompt = record["prompt"]
-            self.samples.append((record["update"], prompt, record["text"].removeprefix(prompt)))
+            self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
         else:
             for field, value in flat_numbers(record).items():
                 number = float(value)
-                x, y = self.columns.setdefault(field, (array("d"), array("d")))
-                x.append(tokens)
-                y.append(number)
+                # In a file of others also NaN, which no chart can show, or what overflows in a mean
+                if abs(number) + abs(tokens) < 1e100:
+                    x, y = self.columns.setdefault(field, (array("d"), array("d")))
+                    x.append(tokens)
+                    y.append(number)
 
     def curves(self, chart: Chart) -> list[Curve]:
         """The logged curves of a chart. Those of zeros alone, such as the auxiliary loss of a dense model, are left out."""

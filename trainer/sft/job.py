@@ -14,7 +14,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions
 from dataset.reading.file_kinds import find_files, is_address
 from dataset.shares import group_sources
-from model.weight_record import THOUGHTS_FIELD
+from model.weight_record import ROW_LENGTH_FIELD, THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.weights import save_pth
@@ -40,7 +40,8 @@ class SftJob(PretrainJob):
     kind = CONVERSATIONS
 
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
-        fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
+        fields = {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
+        fields[THOUGHTS_FIELD] = self.corpus.trains_thoughts
         save_pth(dict(weights), fields, stem, self.initial_model.vocabulary, parse_special_tokens=False)
 
 

@@ -1,15 +1,19 @@
 """Files behind addresses. References: the same bytes on the disk, and the readers of local files."""
 
+import contextlib
 import gzip
 import json
 import re
+import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import DataError
+from common.wording import one_line
 from dataset.reading import file_kinds
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
@@ -73,8 +77,8 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monke
     system = file_kinds._file_system("s3")
     get_file = system.get_file
 
-    def changing(*paths):
-        get_file(*paths)
+    def changing(*paths, **options):
+        get_file(*paths, **options)
         put("during/a.jsonl", LINES[::-1])
 
     monkeypatch.setattr(system, "get_file", changing)
@@ -94,15 +98,32 @@ def test_what_is_not_there_is_told_in_a_line(s3, address):
 
 @pytest.fixture
 def web():
-    """The address of a server that would have `packed.jsonl.gz` unpacked on the way, cuts `cut.jsonl` off, and of other files
-    sends one byte and then nothing."""
+    """The address of a server that would have `packed.jsonl.gz` unpacked on the way, cuts `cut.jsonl` off, sends `more.jsonl`
+    and `endless.jsonl` for ever, answers `403.jsonl` with 403, and of other files sends one byte and then nothing."""
     done = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
-            self.begin(10)
+            self.answered() or self.begin(10 if "endless" not in self.path else None)
+
+        def answered(self):
+            """A status by the name; a redirect leads back to itself."""
+            name = self.path.strip("/").partition(".")[0]
+            if name.isdigit():
+                self.send_response(int(name))
+                self.send_header("Location", self.path)
+                self.end_headers()
+            return name.isdigit()
 
         def do_GET(self):
+            if self.answered():
+                return
+            if "more" in self.path or "endless" in self.path:
+                self.begin(None)
+                with contextlib.suppress(OSError):
+                    while not done.is_set():
+                        self.wfile.write(b"x" * 100_000)
+                return
             if "packed" in self.path:
                 packed = gzip.compress(LINES, mtime=0)
                 self.begin(
@@ -117,8 +138,9 @@ def web():
 
         def begin(self, length, headers=()):
             self.send_response(200)
-            for name, value in {"Content-Length": str(length), **dict(headers)}.items():
-                self.send_header(name, value)
+            for name, value in {"Content-Length": length, **dict(headers)}.items():
+                if value is not None:
+                    self.send_header(name, str(value))
             self.end_headers()
 
         def log_message(self, *_):
@@ -143,6 +165,27 @@ def test_a_compressed_file_comes_as_it_is_and_what_is_cut_or_silent_is_told(tmp_
         with pytest.raises(DataError, match=f"^{web}/{name}: cannot be read"):
             find_files(f"{web}/{name}")
         assert not list((tmp_path / "xdg").rglob(name))
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("403", "the server answers 403 Forbidden"),
+        ("500", "the server answers 500 Internal Server Error"),
+        ("302", "it redirects without end"),
+        ("404", "no such file or server; download a folder or a pattern first"),
+        ("more", "stopped: the server sends more than 10 bytes"),
+        ("endless", "stopped: the server sends more than 1,000,000 bytes"),
+    ],
+)
+def test_what_a_server_does_is_told_without_the_password(web, name, reason, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))
+    address = f"{web}/{name}.jsonl".replace("://", "://me:secret@") + "?token=secret"
+    with pytest.raises(DataError) as caught:
+        find_files(address)
+    shown = f"{web}/{name}.jsonl?token=***".replace("://", "://***@")
+    assert one_line(caught.value) == f"{shown}: cannot be read ({reason})"
 
 
 @pytest.mark.parametrize("scheme, package", [("s3", "s3fs"), ("http", "aiohttp"), ("https", "aiohttp")])

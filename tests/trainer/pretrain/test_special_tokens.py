@@ -34,6 +34,8 @@ def test_scripts_read_a_text_as_the_weight_was_trained(marked, tmp_path):
         named = ["--weight", str(path), "--out", str(tmp_path / path.name), "--device", "cpu", "--dtype", "float32"]
         assert evaluate.main(["perplexity", *named, "--data_path", val]) == 0
         result = json.loads((tmp_path / f"{path.name}.json").read_text())
+        # The window is that of training, too.
+        assert result["max_length"] == run.job.settings.max_seq_len
         assert result["metrics"]["loss"]["value"] == pytest.approx(trained, abs=2e-3)
 
 
