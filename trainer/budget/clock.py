@@ -1,16 +1,17 @@
 """The clock of --budget: it moves the last update of a run, so that it ends on time with a learning rate of 0.
 
-A run with a time budget is planned as a number of updates, from the measured speed of the machine. Then another program
-takes a core for a while, or a laptop gets hot or sleeps. The learning rate of such a run is constant first, then decays
-to zero. A run that is cut off before the decay gives a much worse model. So the end must move.
+A run with a time budget is planned as a number of updates, from the measured speed of the machine. Then another program takes a core
+for a while, or a laptop gets hot or sleeps. The learning rate of such a run is constant first, then decays to zero. A run that is cut
+off before the decay gives a much worse model. So the end must move.
 
-The clock checks the pace 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
-time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay the constant
-phase gets shorter or longer, and the decay shorter where nothing is left of that phase. Within the decay, the rate falls
-from its current value to zero at the new end. As long as nothing moves, a resume trains the same updates.
+The clock checks the pace 200 times in a run, and more often where updates are slow. If the run would miss its time by more than a
+hundredth of the budget, the end moves to the last update that fits, with the evaluations until there. The constant phase gets shorter
+or longer; once it is over, the rate falls from its current value to zero at the new end. As long as nothing moves, a resume trains the
+same updates. The last three updates are only dropped if the time is over, and only get company if two more fit.
 
-An update that takes far longer than the others is a pause, not a sign of a slow machine: the program was stopped by
-Ctrl-Z, or the laptop slept. It is left out of the estimate, so a pause costs only its own time.
+An update takes as long as the last ones on average. One that takes far longer is a pause (Ctrl-Z, a laptop that sleeps) and costs only
+its own time. Two in a row are a new pace, until an update is fast again; what was measured before is forgotten. An evaluation takes as
+long as the fastest so far. If there is only one, which may include a pause, it counts a hundredth of the budget more than planned at most.
 
 Rank 0 keeps the time. The other ranks get a new end at the same update.
 """
@@ -18,9 +19,11 @@ Rank 0 keeps the time. The other ranks get a new end at the same update.
 import contextlib
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from statistics import fmean, median
 
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
@@ -38,9 +41,11 @@ FEWEST_TIMED = 6
 # Updates after a start that are not timed: they compile
 UNTIMED = 2
 # An update is a pause if it takes more than this many times the median, and more than this share of the budget.
-PAUSE_TIMES = 20
+PAUSE_TIMES = 5
 PAUSE_SHARE = 0.01
-# Updates of the shortest decay. An end this near is not moved: a run that is out of time would never end.
+# As many such updates in a row are the new pace.
+NEW_PACE = 2
+# Updates of the shortest decay; without time for it, only the last of them is trained.
 NEAREST_END = 3
 # Time of an eager micro-batch relative to a compiled one
 EAGER_SLOWDOWN = EAGER_TIME / COMPILED_TIME
@@ -70,15 +75,11 @@ class Course:
         # max: the decay may have no updates
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
-    def with_end(self, update: int, end: int) -> "Course":
-        """The course with another end, decided after `update` updates."""
-        end = max(end, update + NEAREST_END)
-        if update >= self.fall_from:
-            # The rate continues from where it is, without a jump.
-            return Course(update, end, self.factor(update))
+    def with_end(self, update: int, end: int, rate: float | None = None) -> "Course":
+        """The course with another end, decided after `update` updates. rate: the factor now; None: that of this course."""
         # The decay keeps its length if there is room for it.
-        fall_from = max(end - (self.end - self.fall_from), update)
-        return Course(fall_from, end, self.fall_rate)
+        fall_from = max(end - (self.end - self.fall_from), min(update, end - NEAREST_END))
+        return Course(fall_from, end, self.factor(update) if rate is None else rate)
 
 
 @dataclass
@@ -105,13 +106,17 @@ class Clock:
     def __post_init__(self) -> None:
         self.started = time.monotonic() - self.spent_before
         self.check_every = max(1, self.planned.end // CHECKS)
-        self.has_checked = False
+        # Seconds of updates since the last check, and of one update: about those planned, until enough are timed
+        self.unchecked = 0.0
+        evaluations = 1 + (self.planned.end - 1) // (self.evaluation_every or math.inf)
+        self.pace = self.seconds / (self.planned.end + evaluations * self.evaluation_updates)
+        self.knows_pace = self.has_new_pace = False
         # Seconds of the last updates, without evaluations
         self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * self.planned.end)))
         self.untimed = UNTIMED
         self.last_update = time.monotonic()
-        # Seconds of the fastest evaluation so far: another may include a pause.
-        self.fastest_evaluation = math.inf
+        # Seconds of the evaluations at this pace
+        self.evaluations: list[float] = []
 
     @property
     def end(self) -> int:
@@ -133,42 +138,74 @@ class Clock:
         yield
         took = time.monotonic() - start
         self.last_update += took
-        self.fastest_evaluation = min(self.fastest_evaluation, took)
+        self.evaluations.append(took)
 
     def after_update(self, update: int) -> None:
         """To be called on all ranks after each update. It may move the end."""
         now = time.monotonic()
+        self.unchecked += now - self.last_update
         if self.untimed:
             self.untimed -= 1
         else:
             self.gaps.append(now - self.last_update)
         self.last_update = now
-        if update % self.check_every == 0:
+        # Several ranks can only check after an update that all of them know.
+        is_slow = self.ranks.world_size == 1 and (self.has_new_pace or self.unchecked > TOLERANCE * self.seconds)
+        if update % self.check_every == 0 or is_slow:
+            self.unchecked = 0.0
             self.moved = on_main(self.ranks, lambda: self._new_course(update)) or self.moved
+
+    def _estimate_pace(self) -> None:
+        """Set `pace`, once enough updates are timed."""
+        is_enough = self.knows_pace or len(self.gaps) >= FEWEST_TIMED
+        usual = median(self.gaps) if is_enough else self.pace
+        slow = list(takewhile(lambda gap: gap > PAUSE_TIMES * usual, reversed(self.gaps)))
+        fast = list(takewhile(lambda gap: self.has_new_pace and gap * PAUSE_TIMES < usual, reversed(self.gaps)))
+        if fast or (len(slow) >= NEW_PACE and sum(slow) > PAUSE_SHARE * self.seconds):
+            # Not more of them than each update can be checked with
+            self.gaps = deque(reversed(fast or slow), min(CHECKS, self.gaps.maxlen or CHECKS))
+            self.evaluations.clear()
+            self.knows_pace = self.has_new_pace = True
+        elif not is_enough:
+            return
+        longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_SHARE * self.seconds)
+        without_pauses = [gap for gap in self.gaps if gap <= longest]
+        first_check = FIRST_CHECK * (self.seconds * (1 - TOLERANCE / 2) - self.spent())
+        if self.knows_pace or len(self.gaps) == self.gaps.maxlen or sum(without_pauses) >= first_check:
+            self.knows_pace = True
+            self.pace = fmean(without_pauses)
 
     def _new_course(self, update: int) -> Course | None:
         """The new course after `update` updates; None: no change."""
-        left = self.seconds * (1 - TOLERANCE / 2) - self.spent()
-        if len(self.gaps) < FEWEST_TIMED or self.end - update <= NEAREST_END:
-            return None
-        longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_SHARE * self.seconds)
-        without_pauses = [gap for gap in self.gaps if gap <= longest]
-        is_full = len(self.gaps) == self.gaps.maxlen
-        if not self.has_checked and not is_full and sum(without_pauses) < FIRST_CHECK * left:
-            return None
-        self.has_checked = True
-        seconds_of_update = fmean(without_pauses)
+        self._estimate_pace()
+        evaluation_seconds = self.evaluation_updates * self.pace + self.sample_seconds
+        if len(self.evaluations) == 1:
+            evaluation_seconds = min(self.evaluations[0], evaluation_seconds + PAUSE_SHARE * self.seconds)
+        elif self.evaluations:
+            evaluation_seconds = min(self.evaluations)
 
-        updates_left = self.end - update
-        evaluations = 1 + (updates_left // self.evaluation_every if self.evaluation_every else 0)
-        evaluation_seconds = self.fastest_evaluation
-        if math.isinf(evaluation_seconds):
-            evaluation_seconds = self.evaluation_updates * seconds_of_update + self.sample_seconds
-        for_updates = left - self.seconds_at_end - evaluations * evaluation_seconds
-        possible = min(int(max(for_updates, 0.0) / seconds_of_update), self.most_updates - update)
-        if abs(possible - updates_left) * seconds_of_update <= TOLERANCE * self.seconds:
+        def needed(updates: int) -> float:
+            every = self.evaluation_every or math.inf
+            # If one is due after this very update, it is still to come.
+            evaluations = 1 + (update + updates - 1) // every - (update - 1) // every
+            return updates * self.pace + evaluations * evaluation_seconds
+
+        tolerance = TOLERANCE * self.seconds
+        left = self.seconds - tolerance / 2 - self.spent() - self.seconds_at_end
+        for_updates = left - needed(0)
+        if not self.knows_pace and for_updates > self.pace:
             return None
-        return (self.moved or self.planned).with_end(update, update + int(possible))
+        most = min(int(max(for_updates, 0.0) / self.pace), self.most_updates - update)
+        possible = bisect_right(range(1, int(most) + 1), left, key=needed)
+        updates_left = self.end - update
+        if abs(possible - updates_left) * self.pace <= tolerance and needed(updates_left) - left <= tolerance:
+            return None
+        if updates_left <= NEAREST_END and possible <= updates_left + 1 and for_updates >= -tolerance:
+            return None
+        end = update + max(possible, min(updates_left, 1))
+        # At its end the course has no rate left to go on with.
+        rate = (self.moved or self.planned).factor(min(update, self.end - 1))
+        return None if end == self.end else self.planned.with_end(update, end, rate)
 
     def state_dict(self) -> dict[str, float | None]:
         """What a resume needs."""

@@ -94,28 +94,6 @@ def test_the_end_moves_where_the_machine_is_not_as_planned(machine, when, slower
     assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
 
 
-@pytest.mark.parametrize("budget", [60, 3600, 6 * 3600])
-@pytest.mark.parametrize("when", [0.01, 0.1, 0.9])
-@pytest.mark.parametrize("part", [0.02, 0.3, 0.9])
-def test_a_pause_costs_its_own_time_alone(machine, budget, when, part):
-    """Ctrl-Z, or a laptop that sleeps. part: of the time that is left then. By hand: the updates of a second or less that fit
-    into the rest."""
-    of_update = min(1.0, budget / 600)
-    pause = part * (1 - when) * budget
-    planned = int(budget / of_update)
-
-    def seconds_of_update(passed):
-        starts_now = when * budget <= passed < when * budget + of_update
-        return of_update + (pause if starts_now else 0.0)
-
-    seconds, _, factors = run(machine, float(budget), Course(round(0.35 * planned), planned), seconds_of_update)
-    assert 0.97 * budget <= seconds <= LATE * budget
-    lost = planned - len(factors)
-    assert lost == pytest.approx(pause / of_update, abs=max(0.05 * pause / of_update, 0.015 * planned))
-    # After a pause until shortly before the end a few updates are left for the fall.
-    assert factors[-1] < (0.2 if part == 0.9 else 0.05)
-
-
 def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
     options = {"seconds_at_end": 20.0, "evaluation": 15.0, "evaluation_every": 100}
     seconds, _, _ = run(machine, 800.0, Course(300, 900), lambda _: 1.0, **options)
@@ -147,3 +125,83 @@ def test_the_rate_has_no_jump_where_the_end_moves_within_the_fall():
     for update in (20, 33, 59):
         for further in (3, 30, 300):
             assert course.with_end(update, update + further).factor(update) == pytest.approx(course.factor(update))
+
+
+def most_that_fit(budget, update, evaluation, every, lost):
+    """By brute force: the most updates of a run that knows all times."""
+    updates = 0
+    while (updates + 1) * update + (1 + updates // every) * evaluation + lost <= budget * (1 - TOLERANCE / 2):
+        updates += 1
+    return updates
+
+
+def train(machine, budget, planned, update, evaluation, every, pauses, resume_at=0):
+    """Train with pauses, {(what, its number): seconds}; returns (share of the budget when the last one ended and at the end, factors)."""
+
+    def fresh_clock(spent):
+        return Clock(
+            budget,
+            spent,
+            Course(planned * 2 // 5, planned),
+            Ranks(),
+            evaluation_updates=evaluation / update,
+            evaluation_every=every,
+        )
+
+    began, factors = machine.now, []
+    machine.now += pauses.get(("start", 0), 0.0)
+    clock, after_pause = fresh_clock(machine.now - began), machine.now
+    while len(factors) < clock.end:
+        factors.append((clock.moved or clock.planned).factor(len(factors)))
+        pause = pauses.get(("update", len(factors)), 0.0)
+        machine.now += update + pause
+        clock.after_update(len(factors))
+        if len(factors) % every == 0 and len(factors) < clock.end:
+            with clock.evaluating():
+                in_evaluation = pauses.get(("evaluation", len(factors) // every), 0.0)
+                machine.now += evaluation + in_evaluation
+            pause += in_evaluation
+        after_pause = machine.now if pause else after_pause
+        if len(factors) == resume_at < clock.end:
+            state, clock = clock.state_dict(), fresh_clock(0.0)
+            clock.load_state_dict(state)
+    return (after_pause - began + evaluation) / budget, (machine.now - began + evaluation) / budget, factors
+
+
+@pytest.mark.parametrize("budget", [60.0, 86400.0])
+@pytest.mark.parametrize(
+    ("updates", "share", "evaluations"), [(87, 0.5, 5), (500, 0.02, 5), (1000, 0.02, 10), (2000, 0.3, 2)]
+)
+@pytest.mark.parametrize("part", [0.01, 0.1, 0.2, 0.48, 0.7, 0.9])
+def test_wherever_a_pause_is_the_run_makes_what_fits(machine, budget, updates, share, evaluations, part):
+    """part: of the time that is left then. Before the start, in updates, in each evaluation, and after a resume."""
+    every, update = -(-updates // evaluations), budget * (1 - share) / updates
+    evaluation = budget * share / evaluations
+    planned = most_that_fit(budget, update, evaluation, every, 0.0)
+    in_updates = [("update", number) for number in (1, 2, 9, planned // 2, planned * 9 // 10)]
+    for what, number in [("start", 0), *in_updates, *[("evaluation", n) for n in range(1, evaluations)]]:
+        done = number / planned * (every if what == "evaluation" else 1)
+        lost = part * (1 - done) * budget
+        possible = most_that_fit(budget, update, evaluation, every, lost)
+        for resume_at in (0, planned // 3):
+            pauses = {(what, number): lost}
+            forced, took, factors = train(machine, budget, planned, update, evaluation, every, pauses, resume_at)
+            case = (what, number, resume_at)
+            assert took <= max(1 + TOLERANCE, forced + 0.01) + 6 * update / budget, case
+            assert len(factors) >= possible - max(3, 0.02 * planned), case
+            assert factors[-1] < 0.34 and factors == sorted(factors, reverse=True), case
+
+
+@pytest.mark.parametrize("when", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("slower", [10, 30, 100])
+@pytest.mark.parametrize("lasts", [0.05, 1.0])
+def test_slow_updates_in_a_row_are_the_pace(machine, when, slower, lasts):
+    """For a share of the budget, or for good. Two updates show it, and one more is the decay."""
+
+    def seconds_of_update(passed):
+        return float(slower) if when <= passed / 3000 < when + lasts else 1.0
+
+    seconds, _, factors = run(machine, 3000.0, Course(1200, 2980), seconds_of_update)
+    assert seconds <= 3000 * LATE + (3 * slower if when + lasts > 1 else 0)
+    assert lasts == 1 or len(factors) >= 0.9 * 3000 * (1 - lasts)
+    assert factors[-1] < 0.34 and factors == sorted(factors, reverse=True)
