@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Iterator
 from types import ModuleType
 
+from common.wording import loader_error_reason
+
 
 class UserError(ValueError):
     """Something that the user can fix: a flag, a file, something missing on the machine."""
@@ -34,6 +36,20 @@ def user_errors() -> Iterator[None]:
         raise UserError(message) from error
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn whatever a library raises, each with classes of its own, into a UserError. what: what failed, with its file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # A panic of code in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} ({loader_error_reason(error)})") from error
 
 
 def utf8(text: str, what: str = "the prompt") -> str:

@@ -41,7 +41,7 @@ def compiler_error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
 
 
-def loader_error_reason(error: Exception) -> str:
+def loader_error_reason(error: BaseException) -> str:
     """Returns why a loader of transformers failed; part of a line."""
     # transformers advises to run the Python code in the folder.
     if "trust_remote_code" in str(error):

@@ -118,7 +118,7 @@ class Corpus:
             # A single document is no copy, and may be split in two by now (with_last_part).
             if is_copy.any():
                 self.documents = self.documents[~is_copy]
-        self.notices += [line for store in stores for line in store.bad_lines.report()]
+        self.notices += [line for store in stores for line in [*store.bad_lines.report(), *store.notices]]
         # validation documents and their store, with --val_fraction `store` itself; None: no validation
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None

@@ -6,20 +6,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from common.errors import UserError
+from common.errors import UserError, library_errors
 from common.files import read_object
-from common.wording import loader_error_reason
 from model.hf_format import CONFIG, refuse_layers
 
 
 def load_config(what: str, folder: Path) -> Any:
     """Returns the config of a save_pretrained folder, of any architecture. what: its name in errors. Errors: UserError."""
-    try:
+    with library_errors(f"{what}: no config can be loaded from there"):
         refuse_layers(read_object(folder / CONFIG))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Loaders raise many kinds of errors.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_error_reason(error)})") from error
     # transformers would download an attention kernel from the hub and run it, despite trust_remote_code=False.
     implementation = str(getattr(config, "_attn_implementation", None) or "")
     if "/" in implementation:
@@ -33,7 +29,7 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
     Missing weights and those of another shape are random; names of the latter include both shapes. kind: a class of
     transformers. config: of load_config, perhaps changed. Errors: UserError.
     """
-    try:
+    with library_errors(f"{what}: no model can be loaded from there"):
         # transformers makes random weights where the files have none: a config of a kilobyte must not fill the memory. Quantised
         # weights have half a byte each.
         with torch.device("meta"):
@@ -53,8 +49,6 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
             output_loading_info=True,
             **options,
         )
-    except Exception as error:
-        raise UserError(f"{what}: no model can be loaded from there ({loader_error_reason(error)})") from error
     shapes = "{} is {} in the file, {} in the config"
     faults["mismatched_keys"] = [
         shapes.format(key, list(found), list(expected)) for key, found, expected in faults["mismatched_keys"]

@@ -42,12 +42,13 @@ from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.documents import read_documents
+from dataset.reading.documents import plain_texts, read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
+from dataset.tokenizing.tokenizer_files import lost_text
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate
@@ -115,6 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Distinguishes data of the same name. File names need not be UTF-8.
     digest = hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()[:6]
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
+    field = {"pairs": "sentence_good", "answers": CONVERSATION}.get(args.task, args.text_field or "text")
+    with user_errors():
+        files = [file for path in args.data_path for file in find_files(path)]
+        what = f"{args.data_path[0]}: {encoder.name}"
+        for notice in lost_text(plain_texts(files, field), encoder.round_trip, what):
+            announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None
     with user_errors():

@@ -43,9 +43,6 @@ EXPORTED_FIELDS = {
     "inference_rope_scaling", *YARN_NAMES.values(),
 }  # fmt: skip
 
-# {% generation %} marks what fine-tuning trains on. Only transformers knows it.
-GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-
 
 # --------------------------------------------------------------------------------------------------- the model
 
@@ -174,7 +171,7 @@ def write_tokenizer(
     # A prompt is the start of a document; EOS ends one.
     writer.add_add_eos_token(False)
     if (template := default_template(tokenizer)) is not None:
-        writer.add_chat_template(plain_template(template))
+        writer.add_chat_template(template)
         # Otherwise llama.cpp takes any token spelled like an end of turn, not always the same one.
         if tokenizer.eos_token_id is not None:
             writer.add_eot_token_id(tokenizer.eos_token_id)
@@ -201,14 +198,3 @@ def piece_rule(content: dict) -> str | None:
         if is_same and not takes_white_space:
             return name
     return None
-
-
-def plain_template(template: str) -> str:
-    """The chat template with no-op marks instead of {% generation %}; its output stays the same."""
-
-    def plain_mark(mark: re.Match[str]) -> str:
-        before, end, after = mark.groups()
-        # Strips the same white space
-        return f"{{%{before} {'endif' if end else 'if true'} {after}%}}"
-
-    return GENERATION_MARK.sub(plain_mark, template)

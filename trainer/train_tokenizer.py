@@ -35,7 +35,9 @@ from common.settings import Settings, field_default, setting, switch
 from common.wording import announce, one_line
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
+from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.sample import draw_sample
+from dataset.tokenizing.tokenizer_files import lost_text
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 BPE, WORDPIECE = "bpe", "wordpiece"
@@ -130,7 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The text may be too small for this many entries, and the folder not writable.
         with user_errors():
             if settings.type == WORDPIECE:
-                wordpiece = train_wordpiece(sample, settings.vocab_size, settings.lower_case)
+                texts = list(sample)
+                wordpiece = train_wordpiece(texts, settings.vocab_size, settings.lower_case)
+                round_trip = DocumentEncoder(wordpiece).round_trip
+                for notice in lost_text(texts, round_trip, f"{settings.data_path[0]}: the new tokenizer"):
+                    announce(notice)
                 save_wordpiece(wordpiece, out_dir)
                 announce(f"wrote {len(wordpiece)} entries to {out_dir / 'vocab.txt'}")
             else:

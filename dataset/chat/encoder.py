@@ -38,7 +38,7 @@ import torch
 from dataset.loader import Batch
 from dataset.reading.conversations import checked_message, is_trained
 from dataset.store.format import Documents, Ints
-from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, OUR_TEMPLATES
+from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, MARKED_TEMPLATE, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
 
@@ -167,7 +167,7 @@ class ChatEncoder(DocumentEncoder):
             header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS))),
         )
         # version 2: answers that are not trained are marked; 3: marks that are not special count
-        self.fingerprint = hashlib.sha256(f"chat {version} {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(f"chat {version} {MARKED_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
         """The ids of one conversation. Answers that are not trained are marked, see the top of this file."""

@@ -37,6 +37,7 @@ class LineEncoder(DocumentEncoder):
     a blank line ends a document."""
 
     blank_line_ends_document = True
+    should_keep_text = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import math
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import DataError
+from common.errors import DataError, library_errors
 from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
@@ -159,13 +158,14 @@ def encode_file(
     labels = [value_of_label(task, example) for example in examples] if labelled else []
     for lo in range(0, len(examples), ENCODE_BATCH):
         columns = zip(*(example.sentences for example in examples[lo : lo + ENCODE_BATCH]), strict=True)
-        encoded = tokenizer(
-            *map(list, columns),
-            truncation="longest_first",
-            max_length=max_seq_len,
-            return_token_type_ids=True,
-            return_attention_mask=False,
-        )
+        with library_errors(f"{path}: the tokenizer cannot encode these texts"):
+            encoded = tokenizer(
+                *map(list, columns),
+                truncation="longest_first",
+                max_length=max_seq_len,
+                return_token_type_ids=True,
+                return_attention_mask=False,
+            )
         for ids, segments in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True):
             tokens += ids
             types += segments
@@ -203,8 +203,8 @@ def cached_features(
     key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
     folder = expand_user(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
-    # A damaged cache is rebuilt: the archive has a checksum of each array.
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    # A damaged cache is rebuilt, whatever its reader raises: the archive has a checksum of each array.
+    with contextlib.suppress(Exception):
         if not overwrite:
             with np.load(cache, allow_pickle=False) as arrays:
                 return Features(**{field: arrays[field] for field in Features._fields}), key

@@ -9,7 +9,7 @@ there is nothing to learn from it. Memory is bounded by a block of 4 MB or the l
 faults.py limits the length of documents.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
-from dataset.reading.conversations import CONVERSATION
+from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import (
     BadLine,
@@ -52,6 +52,13 @@ def read_documents(
                 yield line, text
             else:
                 skip_or_raise(Fault(str(path), line, *text.args), bad_lines)
+
+
+def plain_texts(files: Iterable[Path], text_field: str) -> Iterator[str]:
+    """Yields the texts of files without faulty lines; of a conversation those of its messages."""
+    for file in files:
+        for _, text in read_documents(file, text_field, BadLines()):
+            yield conversation_text(text) if text_field == CONVERSATION else text
 
 
 @dataclass

@@ -55,6 +55,8 @@ class TokenStore:
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
+        # Lines for the user
+        self.notices: list[str] = []
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

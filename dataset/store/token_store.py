@@ -47,11 +47,12 @@ from common.files import (
 )
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
-from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
+from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
 from dataset.store.format import FILES, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
+from dataset.tokenizing.tokenizer_files import lost_text
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
@@ -111,6 +112,8 @@ def open_or_build(
         for file, stat in zip(files, stats, strict=True):
             kind = kind_of(file)
             data.append((kind.suffix + kind.compression, digests[stat]))
+        # Before hours of tokenising
+        notices = lost_text(plain_texts(files, text_field), encoder.round_trip, f"{paths[0]}: {encoder.name}")
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines])
     source = _source_name(Path(paths[0]))
     name = f"{source}-{key[:16]}"
@@ -144,6 +147,7 @@ def open_or_build(
                 entries.append([path, size, modified, changed, inode, digest])
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
+    store.notices = notices if encoder.should_keep_text else []
     return store
 
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from common.files import atomic_file
 from dataset.tokenizing.encoder import LLAMA_BPE, QWEN2
-from dataset.tokenizing.tokenizer_files import bos_template
+from dataset.tokenizing.tokenizer_files import bos_template, portable_template
 
 # Ids are indices into SPECIAL_TOKENS; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
@@ -37,9 +37,9 @@ PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
 #    pair is in the list.
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
-# closes them empty, undefined lets the model choose. Fine-tuning trains what is between the generation marks
-# (return_assistant_tokens_mask).
-CHAT_TEMPLATE = """\
+# closes them empty, undefined lets the model choose. Fine-tuning trains what is between the generation marks, which
+# transformers alone knows (return_assistant_tokens_mask). Token stores of conversations depend on this very text.
+MARKED_TEMPLATE = """\
 {%- macro text_of(content) -%}
     {%- if content is string %}{{ content }}
     {%- else %}{% for part in content or [] %}{{ part.text }}{% endfor %}{% endif -%}
@@ -87,6 +87,8 @@ CHAT_TEMPLATE = """\
     {%- endif -%}
 {%- endif -%}
 """
+# In files, which other engines read
+CHAT_TEMPLATE = portable_template(MARKED_TEMPLATE)
 # Template for exports of models that were trained without thoughts. llama.cpp and others set enable_thinking by default,
 # which would put tags before the answer that such a model has never seen.
 WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CHAT_TEMPLATE, flags=re.DOTALL)
@@ -121,7 +123,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") 
         min_frequency=2,
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        # in bytes
+        # In bytes, exclusive: entries have 31 at most. The library does not apply it to pairs of single bytes.
         max_token_length=32,
         show_progress=sys.stderr.isatty(),
     )

@@ -1,5 +1,6 @@
 """Text to token ids, the same way for every trainer and every tokenizer."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -12,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from common.wording import loader_error_reason
-from dataset.tokenizing.tokenizer_files import check_files, remove_bos_template
+from common.errors import UserError, library_errors
+from dataset.tokenizing.tokenizer_files import (
+    check_files,
+    check_readable,
+    follow_file,
+    portable_template,
+    remove_bos_template,
+)
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -77,14 +84,16 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     # A slow import, which worker processes do not need.
     from transformers import AutoTokenizer
 
-    if not Path(path).is_dir():
+    folder = Path(path)
+    if not folder.is_dir():
         raise ValueError(f"{path}: no such tokenizer folder; it has a tokenizer.json and its config")
-    try:
+    check_readable(folder)
+    with library_errors(f"{path}: no tokenizer can be loaded from there"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Every backend raises its own classes.
-        raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_error_reason(error)})") from None
-    check_files(Path(path), tokenizer)
+        if (folder / "tokenizer.json").exists():
+            follow_file(folder / "tokenizer.json", tokenizer)
+    check_files(folder, tokenizer)
+    tokenizer.chat_template = portable_template(tokenizer.chat_template)
     return tokenizer
 
 
@@ -104,6 +113,8 @@ class DocumentEncoder:
     blank_line_ends_document = False
     # The last part of a single text can be held out for validation.
     can_hold_out_part = True
+    # False: texts may lose case and spaces, as no figure counts their bytes.
+    should_keep_text = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens
@@ -111,18 +122,20 @@ class DocumentEncoder:
         self.eos_id: int | None = tokenizer.eos_token_id
         self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
         self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
-        try:
+        # for messages; that of a vocab.txt has none.
+        self.name = f"the tokenizer {tokenizer.name_or_path}".strip()
+        # No Rust tokenizer, or one with parts in Python (RoFormer)
+        why = f"{type(tokenizer).__name__} runs Python code for each text; use a fast tokenizer, which is all in a tokenizer.json"
+        with library_errors(f"{self.name}: {why}"):
             content: str = tokenizer.backend_tokenizer.to_str()
-        except Exception:
-            # No Rust tokenizer, or one with parts in Python (RoFormer). The library has no error class for that.
-            raise ValueError(
-                f"{tokenizer.name_or_path}: {type(tokenizer).__name__} runs Python code for each text; use a fast tokenizer, "
-                "which is all in a tokenizer.json"
-            ) from None
         self._backend = self._own_backend(content)
+        spec = json.loads(content)
+        # Only a Unigram has an id for unknown text, the others a token.
+        unk_token = spec["model"].get("unk_token")
+        self._unk_id = spec["model"].get("unk_id") if unk_token is None else self._backend.token_to_id(unk_token)
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
-        self._cuts_long_texts = can_be_cut(content, parse_special_tokens)
+        self._cuts_long_texts = can_be_cut(spec, parse_special_tokens)
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
         # largest id + 1
@@ -148,6 +161,12 @@ class DocumentEncoder:
         """The text of some ids, special tokens left out."""
         return self._backend.decode(ids, skip_special_tokens=True)
 
+    def round_trip(self, text: str) -> str:
+        """What the ids of a text are decoded to, unknown tokens left out."""
+        ids = [token_id for token_id in self._encode_whole(text) if token_id != self._unk_id]
+        with library_errors(f"{self.name} cannot decode text"):
+            return self._backend.decode(ids, skip_special_tokens=False)
+
     def ends_line(self, token_id: int) -> bool:
         """True if a line of a text ends with this token."""
         return self.decode([token_id]).endswith("\n")
@@ -169,7 +188,9 @@ class DocumentEncoder:
     def use_fast_bpe(self) -> None:
         """Encode with tiktoken from now on, in half the time, if it gives the same ids."""
         if not self.parse_special_tokens:
-            self._fast = fast_bpe(self._backend.to_str())
+            # An odd tokenizer.json is left to Hugging Face's code.
+            with contextlib.suppress(UserError), library_errors("tiktoken"):
+                self._fast = fast_bpe(self._backend.to_str())
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
         """Yields the ids of a text without BOS and EOS, cut where no token can cross."""
@@ -185,14 +206,13 @@ class DocumentEncoder:
     def _encode_whole(self, text: str) -> list[int]:
         """The ids of a text without BOS and EOS: by tiktoken if possible, else by Hugging Face's code, the reference."""
         if self._fast is not None and len(text) <= PART_CHARACTERS and not _ambiguous().search(text):
-            try:
+            # Such as at a limit of its regular expressions
+            with contextlib.suppress(UserError), library_errors("tiktoken"):
                 return self._fast.encode_ordinary(text)
-            except BaseException as error:
-                # A panic in tiktoken's Rust code, such as at a limit of its regular expressions, is no Exception.
-                if type(error).__name__ != "PanicException":
-                    raise
-        # This call never starts the tokenizer's threads, about which a later fork would warn.
-        return self._backend.encode(text, add_special_tokens=False).ids
+        # Such as an unknown character where the vocabulary has no entry for it
+        with library_errors(f"{self.name} cannot encode {text[:40]!r}"):
+            # This call never starts the tokenizer's threads, about which a later fork would warn.
+            return self._backend.encode(text, add_special_tokens=False).ids
 
     def _own_backend(self, content: str) -> Tokenizer:
         """A copy of the Rust tokenizer, whose settings are independent of the original's."""
@@ -279,9 +299,8 @@ def _ambiguous() -> re.Pattern[str]:
 # WORD_PATTERNS end a piece, whatever follows: a run of letters is over, and the next character starts a new piece; no
 # merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
 # LONGEST_WHOLE characters.
-def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
+def can_be_cut(spec: dict[str, Any], parse_special_tokens: bool) -> bool:
     """True if long texts may be cut for the tokenizer of this tokenizer.json."""
-    spec = json.loads(content)
     for token in spec["added_tokens"]:
         # Such tokens are split off before a text is cut into pieces. One that spans a cut, or depends on its neighbours,
         # forbids cuts.

@@ -2,18 +2,21 @@
 that the tokenizer fits a model or a text. A wrong one would silently train on [UNK].
 """
 
+import contextlib
 import json
-from collections.abc import Collection
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
-from common.errors import DataError
+from common.errors import DataError, optional_package
 from common.start import ROOT
-from dataset.store.format import Tokens, digest_of_json
+from common.wording import counted
+from dataset.store.format import digest_of_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,10 +26,39 @@ DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
 # Files that hold a whole tokenizer, of any class
 WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-# `check_unknown_share`: tokens at the start of a text that are checked; minimum number of them; maximum share of [UNK]
+CONFIGS = (CONFIG, "config.json")
+GPT2_CONFIG = f'write a {CONFIG}: {{"tokenizer_class": "GPT2Tokenizer"}}'
+BERT_CONFIG = (
+    f'write a {CONFIG}: {{"tokenizer_class": "BertTokenizer", "do_lower_case": true}}, false if it has capitals'
+)
+# (files, others of which transformers needs one to read them, what to do without)
+BARE_FILES = (
+    (("vocab.txt",), CONFIGS, BERT_CONFIG),
+    (("vocab.json", "merges.txt"), CONFIGS, GPT2_CONFIG),
+    (("encoder.json", "vocab.bpe"), ("vocab.json",), f"rename them to vocab.json and merges.txt, and {GPT2_CONFIG}"),
+)
+# How a tokenizer treats text before and after its model, and options of it that a config may set
+RULES = ("normalizer", "pre_tokenizer", "decoder")
+OPTIONS = re.compile(
+    rb'"(add_prefix_space|prepend_scheme|trim_offsets|lowercase|strip_accents|handle_chinese_chars)":[^,}]*'
+)
+# {pattern in a chat template: what replaces it}
+PORTABLE = {
+    # Marks of what the assistant writes, for a mask of transformers; these strip the same white space.
+    r"\{%([-+]?)\s*generation\s*([-+]?)%\}": r"{%\1 if true \2%}",
+    r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}": r"{%\1 endif \2%}",
+    # In our own template: plain Jinja escapes the < and > of text that is added to JSON.
+    r" \+ (call\.name \| tojson|arguments) \+ ": r" }}{{ \1 }}{{ ",
+}
+# `lost_text`: characters that are compared; minimum number of visible ones; maximum share of them that may vanish
 SAMPLE = 100_000
 MIN_SAMPLE = 50
-MAX_UNKNOWN_SHARE = 0.5
+MAX_LOST_SHARE = 0.5
+# Text of many kinds: a tokenizer that gives it back loses nothing.
+PROBE = " \nA  b\t,\r\n 中，ﬁée\u0301x2024 I'LL\U00013000 \n"
+# A visible character, or a run of white space
+UNITS = re.compile(r"\S|\s+")
+SPACES = {"spaces": " \u00a0\u3000", "tabs": "\t", "line breaks": "\r\n"}
 # Minimum share of a model's embeddings that its own tokenizer has entries for: some models round the number of embeddings
 # up, for speed.
 MIN_FILLED_SHARE = 0.9
@@ -62,6 +94,70 @@ def unnamed_tokenizer_warning(weight: Path) -> str:
     )
 
 
+def check_readable(folder: Path) -> None:
+    """Errors: DataError for files that transformers does not read as they are: what to install, write or rename."""
+    if is_filled(folder / "tokenizer.json") or is_filled(folder / "tekken.json"):
+        return
+    for path in [*folder.glob("*.model"), *folder.glob("*.spm")]:
+        # tiktoken's files of this name are text.
+        if path.read_bytes()[:1] == b"\n":
+            optional_package("sentencepiece", f"to read {path}")
+    for files, others, remedy in BARE_FILES:
+        if all(is_filled(folder / name) for name in files) and not any((folder / name).exists() for name in others):
+            raise DataError(f"{folder}: {' and '.join(files)} alone cannot be read: {remedy}")
+
+
+def follow_file(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Let a tokenizer treat text as its tokenizer.json says, in place: of some classes, or beside some config.json,
+    transformers 5 takes only the vocabulary from that file. path: of the file.
+
+    Errors: DataError if an added token has another id there: its embedding would be another row.
+    """
+    # A slow import
+    from transformers import PreTrainedTokenizerFast
+
+    for token in json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []:
+        token_id = tokenizer.added_tokens_encoder.get(token["content"], token["id"])
+        if token_id != token["id"]:
+            raise DataError(
+                f"{path}: {token['content']} has the id {token['id']:,}, and is read as {token_id:,}, since ids of added tokens "
+                "follow the vocabulary without a gap: add a token for each id between"
+            )
+    # This class reads the whole file.
+    if type(tokenizer) is not PreTrainedTokenizerFast and tokenizer.is_fast:
+        ours: Tokenizer = tokenizer.backend_tokenizer
+        of_file = Tokenizer.from_file(str(path))
+        # Rules written otherwise that act alike stay: token stores name them.
+        if rules_of(of_file) != rules_of(ours) and pieces_of(of_file) != pieces_of(ours):
+            for part in ("model", *RULES):
+                setattr(ours, part, getattr(of_file, part))
+
+
+def rules_of(backend: Tokenizer) -> list[bytes]:
+    """How a tokenizer treats text before and after its model, as JSON, without the options that its config sets."""
+    rules = [getattr(backend, part) for part in RULES]
+    return [b"" if rule is None else OPTIONS.sub(b"", rule.__getstate__()) for rule in rules]
+
+
+def pieces_of(backend: Tokenizer) -> list[str]:
+    """The pieces of PROBE that the model gets, and what these are decoded to."""
+    text = PROBE if backend.normalizer is None else backend.normalizer.normalize_str(PROBE)
+    pieces = [text]
+    if backend.pre_tokenizer is not None:
+        pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    return [*pieces, "".join(pieces) if backend.decoder is None else backend.decoder.decode(pieces)]
+
+
+def portable_template(template: Any) -> Any:
+    """A chat template, or {name: template}, that writes the same in all engines: transformers', plain Jinja, minijinja."""
+    if isinstance(template, dict):
+        return {name: portable_template(one) for name, one in template.items()}
+    if isinstance(template, str):
+        for pattern, replacement in PORTABLE.items():
+            template = re.sub(pattern, replacement, template)
+    return template
+
+
 def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     """From a config alone transformers makes a tokenizer that has only the special tokens.
 
@@ -94,25 +190,49 @@ def is_filled(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, ignored: Collection[int | None] = ()) -> None:
-    """tokens: ids of a text, checked at its start. what: name of the text. ignored: ids that do not count, as separators.
+def lost_text(texts: Iterable[str], round_trip: Callable[[str], str], what: str) -> list[str]:
+    """A line on what a tokenizer loses of the first texts, if anything. round_trip: text to ids to text, without unknown
+    tokens. what: "texts: the tokenizer".
 
-    Errors: DataError if most of them are `unk_id`, from which nothing can be learned.
+    Errors: DataError if most of the characters vanish or are unknown: nothing can be learned from the rest.
     """
-    if unk_id is None:
-        return
-    beginning = tokens[:SAMPLE]
-    separators = [token_id for token_id in ignored if token_id not in (None, unk_id)]
-    beginning = beginning[~np.isin(beginning, separators)]
-    if len(beginning) < MIN_SAMPLE:
-        return
-    is_unknown = beginning == unk_id
-    share = float(is_unknown.mean())
-    if share > MAX_UNKNOWN_SHARE:
+    # Some tokenizers raise an error for an unknown character.
+    with contextlib.suppress(Exception):
+        if round_trip(PROBE) == PROBE:
+            return []
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    n_read = 0
+    for text in texts:
+        part = text[: SAMPLE - n_read]
+        before.update(UNITS.findall(part))
+        after.update(UNITS.findall(round_trip(part)))
+        n_read += len(part)
+        if n_read >= SAMPLE:
+            break
+    lost = before - after
+    added = after - before
+    spaces = "".join(unit for unit in lost if unit.isspace())
+    visible = [unit for unit, _ in lost.most_common() if not unit.isspace()]
+    total = sum(number for unit, number in before.items() if not unit.isspace())
+    # An added character stands for a lost one, as a lower-case letter does.
+    n_gone = sum(lost[unit] for unit in visible) - sum(number for unit, number in added.items() if not unit.isspace())
+    if total >= MIN_SAMPLE and n_gone > MAX_LOST_SHARE * total:
         raise DataError(
-            f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is for another "
-            "language or model, or its vocabulary is incomplete"
+            f"{what} does not know {n_gone / total:.0%} of the first {total:,} characters, such as "
+            f"{' '.join(visible[:5])}; it is for another language or model, or its vocabulary is incomplete: name or train another"
         )
+    others = [unit for unit in visible if not added[unit.lower()]]
+    losses = ["case"] if len(others) < len(visible) else []
+    losses += [name for name, marks in SPACES.items() if set(spaces) & set(marks)]
+    if others:
+        losses.append(f"{counted(len(others), 'character')} ({' '.join(others[:10])})")
+    if not losses:
+        return []
+    return [
+        f"note: {what} loses some of the text: {', '.join(losses)}; bits per byte count the bytes of all text, "
+        "so they are too low by that"
+    ]
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:

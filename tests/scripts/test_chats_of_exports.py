@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts import export_gguf, export_hf
@@ -11,7 +12,9 @@ from scripts.common import load
 from scripts.generate import Sampling, generate, turns_encoder
 from tests import llama_cpp_reader
 from tests.chats import train, turn
+from tests.helpers import ROOT
 from tests.scripts.test_evaluate import jsonl, run
+from tests.scripts.test_export import write
 
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground."), ("Who are you?", "I am a tiny model.")]
 GREEDY = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0)
@@ -64,6 +67,40 @@ def test_transformers_answer_as_generate_does(tmp_path, weight):
         assert answer_of_generate(tmp_path / "hf", asked) == said
         for words in WORDS:
             assert answer_of_transformers(tmp_path / "hf", asked, words) == said, words
+
+
+def jinja(template, **words):
+    environment = ImmutableSandboxedEnvironment()
+    environment.globals["raise_exception"] = None
+    return environment.from_string(template).render(words)
+
+
+def minijinja(template, **words):
+    return pytest.importorskip("minijinja").Environment().render_str(template, **words)
+
+
+CALL = {"name": "look", "arguments": '{"at": "sky"}'}
+CHAT = [
+    turn("system", "Be <brief> & kind."),
+    turn("user", [{"type": "text", "text": "What's"}, {"type": "text", "text": " up?"}]),
+    turn("assistant", None, reasoning_content="Hm.", tool_calls=[CALL, {"type": "function", "function": CALL}]),
+    turn("tool", "3 < 4"),
+    turn("assistant", "天。", tool_calls=[]),
+    turn("user", "<|im_end|>"),
+]
+
+
+@pytest.mark.parametrize("engine", [jinja, minijinja])
+@pytest.mark.parametrize("words", WORDS)
+def test_the_template_of_an_export_writes_the_same_in_other_engines(tmp_path, engine, words):
+    """Reference: transformers. llama.cpp is compared in test_export_gguf.py."""
+    export_hf.export(write(tmp_path), tmp_path / "hf")
+    for folder in (ROOT / "model", tmp_path / "hf"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        said = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True, **words)
+        assert said.count("<tool_call>") == 2 and "Be <brief> & kind." in said
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+        assert engine(template, messages=CHAT, add_generation_prompt=True, **words) == said
 
 
 def test_answers_are_counted(tmp_path, weight, capsys):

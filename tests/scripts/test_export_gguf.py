@@ -15,10 +15,11 @@ import torch
 from common.errors import DataError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE
 from dataset.tokenizing.encoder import QWEN2, DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
-from scripts.gguf_format import piece_rule, plain_template
+from scripts.gguf_format import piece_rule
 from tests import llama_cpp_reader
 from tests.helpers import ROOT, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS
@@ -278,15 +279,13 @@ def test_tokenizers_that_llama_cpp_does_not_follow_or_of_other_models_are_refuse
 
 @pytest.mark.parametrize("words", [{}, {"enable_thinking": True}, {"enable_thinking": False}])
 def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(words):
-    """Reference: the template as it is. The marks of generation are gone, which programs but transformers do not know."""
+    """Reference: the template with the marks of generation, which programs but transformers do not know."""
     tokenizer = load_tokenizer(ROOT / "model")
-    plain = plain_template(tokenizer.chat_template)
-    assert "generation" in tokenizer.chat_template.replace("add_generation_prompt", "")
-    assert "generation" not in plain.replace("add_generation_prompt", "")
+    assert "generation" not in tokenizer.chat_template.replace("add_generation_prompt", "")
     for chat, ask in itertools.product(CHATS, (True, False)):
         request = {**rename(chat), **words, "tokenize": False, "add_generation_prompt": ask}
         ours = tokenizer.apply_chat_template(**request)
-        assert ours == tokenizer.apply_chat_template(**request, chat_template=plain)
+        assert ours == tokenizer.apply_chat_template(**request, chat_template=MARKED_TEMPLATE)
 
 
 def rename(request):

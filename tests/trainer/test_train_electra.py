@@ -240,7 +240,7 @@ def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch
     assert "--init_std 0.05 has no effect: the networks" in printed and "--accumulation_steps 3 has no" in printed
 
 
-def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
+def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path, capsys):
     """All fields that decide on the networks."""
     own = {**DISCRIMINATOR, "hidden_act": "relu", "layer_norm_eps": 1e-5, "classifier_dropout": 0.1}
     # plus fields of the published small network
@@ -248,6 +248,10 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
     run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path, fields, {**fields, "is_decoder": True}))
     config = run.job.model.discriminator.config
     assert {name: getattr(config, name) for name in own} == own and not config.is_decoder
+    assert (
+        f"note: the networks' files have 50 entries and the vocabulary {len(run.job.tokenizer)}:"
+        in capsys.readouterr().out
+    )
     changed = files(tmp_path, fields, {**fields, "hidden_act": "gelu"})
     with pytest.raises(UserError, match="another architecture"):
         train(**data, out_dir=tmp_path, max_steps=2, from_resume=1, **changed)

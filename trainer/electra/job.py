@@ -10,9 +10,9 @@ import torch
 from transformers import ElectraConfig, ElectraModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from common.errors import UserError, user_errors
+from common.errors import UserError, library_errors, user_errors
 from common.files import atomic_folder, read_object
-from common.wording import announce, counted, loader_error_reason
+from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
 from dataset.embedded_corpus import build_embedded_corpus
@@ -22,7 +22,6 @@ from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.saving import return_segments
-from dataset.tokenizing.tokenizer_files import check_unknown_share
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from model.loss import IGNORE
@@ -182,7 +181,7 @@ class ElectraJob(Job):
     def _open_corpus(self) -> Corpus:
         """Training and held-out text. The plans of a Corpus are for language models and not used here."""
         settings = self.settings
-        corpus = Corpus(
+        return Corpus(
             [Source(self.data_path)],
             self.encoder,
             max_seq_len=settings.max_seq_len,
@@ -197,11 +196,6 @@ class ElectraJob(Job):
             skip_bad_lines=settings.skip_bad_lines,
             progress=self.ranks.is_main,
         )
-        what = f"--data_path {self.data_path[0]}"
-        if settings.vocab_path:
-            what += f", --vocab_path {settings.vocab_path}"
-        check_unknown_share(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
-        return corpus
 
     # ------------------------------------------------------------------------------------------------- training
 
@@ -369,6 +363,11 @@ class ElectraJob(Job):
             "accumulation_steps": "--batch_size and --rows_per_update are given" if self.both_sizes_given else "",
             "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
         }
+        if discriminator.vocab_size > len(self.tokenizer):
+            lines.append(
+                f"note: the networks' files have {discriminator.vocab_size:,} entries and the vocabulary {len(self.tokenizer):,}: "
+                "the others are never trained, or --vocab_path is that of another model"
+            )
         notices = [*self.precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, self.ranks)]
         fine_tune = next_command(
             "fine-tune the discriminator",
@@ -454,18 +453,14 @@ def config_of_file(
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     # is_decoder: both networks see the whole text. pad_token_id only selects the row of the embedding table that stays 0.
     own = {"is_decoder": False, "pad_token_id": tokenizer.pad_token_id}
-    try:
+    # transformers has its own types of errors for invalid fields.
+    with library_errors(f"{what}: expected a JSON object of an ElectraConfig's fields"):
         fields = {**usual, **read_object(expand_user(path)), **own}
         config = ElectraConfig(**fields)
         # Fields that make no encoder fail here: on this device nothing is allocated, and no random number drawn.
         with torch.device("meta"):
             one_layer = ElectraModel(ElectraConfig(**{**fields, "num_hidden_layers": 1}))
             one_layer(torch.zeros(1, 1, dtype=torch.int64)).last_hidden_state.size()
-    except Exception as error:
-        # transformers has its own types of errors for invalid fields.
-        raise UserError(
-            f"{what}: expected a JSON object of an ElectraConfig's fields ({loader_error_reason(error)})"
-        ) from error
     # An example has two segments.
     minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
     minimum |= {"embedding_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "initializer_range": 0}

@@ -13,7 +13,6 @@ from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import check_unknown_share
 from trainer.budget import laws
 from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_cost
 from trainer.engine import rows_of_update
@@ -58,10 +57,6 @@ def open_data(settings: PretrainSettings, initial_model: InitialModel, kind: Tex
         settings, initial_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
     )
     with wait_for_all_ranks(ranks):
-        what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
-        # Each document has these, so they do not count as known tokens.
-        added = (initial_model.encoder.bos_id, initial_model.encoder.eos_id)
-        check_unknown_share(corpus.store.tokens, initial_model.tokenizer.unk_token_id, what, added)
         # Raises if there is nothing to train.
         plan = corpus.plan(0)
         mixture = corpus.mixture

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dataset.chat.encoder import MARK, ChatEncoder
 from dataset.reading.conversations import text_of_conversation
+from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE
 from dataset.tokenizing.encoder import load_tokenizer
-from tests.chats import ids_and_mask, turn
+from tests.chats import ids_and_mask, turn, with_template
 from tests.helpers import ROOT, SHARED, needs_shared
 
 TOKENIZER = load_tokenizer(ROOT / "model")
@@ -76,7 +77,9 @@ def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():
     """Answers that begin with a letter: transformers cuts no text where an answer begins."""
     conversation = [turn("user", "one"), turn("assistant", "two"), turn("user", "three"), turn("assistant", "four")]
-    wanted = TOKENIZER.apply_chat_template(conversation, return_dict=True, return_assistant_tokens_mask=True)
+    wanted = TOKENIZER.apply_chat_template(
+        conversation, chat_template=MARKED_TEMPLATE, return_dict=True, return_assistant_tokens_mask=True
+    )
     (ids,) = ENCODER.encode([json.dumps({"messages": conversation})])
     assert ids == wanted["input_ids"] and list(map(int, mask_of(ids))) == wanted["assistant_masks"]
 
@@ -86,6 +89,11 @@ def test_a_question_is_encoded_as_it_was_in_training():
     asked = ENCODER.prompt_ids("Why?")
     assert whole[: len(asked)] == asked and mask_of(whole).index(True) == len(asked)
     assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
+
+
+def test_folders_of_earlier_releases_have_our_template(tmp_path):
+    """It had the marks of generation."""
+    assert ChatEncoder(load_tokenizer(with_template(tmp_path, MARKED_TEMPLATE))).fingerprint == ENCODER.fingerprint
 
 
 def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):

@@ -2,21 +2,27 @@
 trainer with one line. References: the data path, recorded digests."""
 
 import json
+import re
 import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
-from common.errors import DataError
-from dataset.tokenizing import tokenizer_files
+from common.errors import DataError, UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import check_unknown_share, check_vocabulary_size
-from scripts import export_hf
-from tests.helpers import ROOT
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, lost_text
+from dataset.tokenizing.wordpiece import wordpiece
+from scripts import evaluate, export_hf, inspect_data
+from tests import helpers
+from tests.helpers import ROOT, write_texts
 from tests.scripts.test_export import write
+from tests.trainer import test_train_electra
 from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
+from trainer import train_electra, train_pretrain, train_tokenizer
 
 MODEL = ROOT / "model"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
@@ -141,22 +147,192 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
     assert load_tokenizer(folder)("a b j zebra").input_ids == whole("a b j zebra").input_ids
 
 
+BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "to_do"),
+    [
+        ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
+        ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
+        (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
+        ({"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]}, "rename them to vocab.json and merges.txt"),
+    ],
+)  # fmt: skip
+def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, files, to_do):
+    """What the line says to write makes a tokenizer of them."""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=re.escape(to_do)) as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value) and not capfd.readouterr().err
+    if "write a" in str(caught.value):
+        for theirs, ours in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+            if theirs in files:
+                (tmp_path / theirs).rename(tmp_path / ours)
+        (tmp_path / "tokenizer_config.json").write_text(re.search(r"\{.*\}", str(caught.value))[0])
+        assert load_tokenizer(tmp_path).tokenize("a")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_class"),
+    [({"model_type": "qwen2"}, None), ({"model_type": "qwen2"}, "Qwen2TokenizerFast"), ({}, "GPT2TokenizerFast")],
+)
+def test_a_folder_is_read_by_the_rule_in_its_tokenizer_json(tmp_path, config, tokenizer_class):
+    """Reference: the library's own reading of the file. Its rule takes three digits together and has no normalizer."""
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    fields = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "tokenizer_class": tokenizer_class}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    of_file = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    for backend in (load_tokenizer(tmp_path).backend_tokenizer, DocumentEncoder(load_tokenizer(tmp_path))._backend):
+        for text in ("x20 1234567", "e\u0301 I'LL\n\n  go", "<|im_end|>你好，<think>"):
+            ids = backend.encode(text, add_special_tokens=False).ids
+            assert ids == of_file.encode(text, add_special_tokens=False).ids or backend.encode_special_tokens
+            assert backend.decode(ids, skip_special_tokens=False) == text
+        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            assert json.loads(backend.to_str())[part] == json.loads(of_file.to_str())[part]
+
+
+def test_an_option_of_the_config_stays(place, tmp_path):
+    """Lower case as the config says: what transformers offers to set beside a tokenizer.json."""
+    folder = shutil.copytree(place / "tiny", tmp_path / "model")
+    for lower_case in (True, False):
+        fields = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "do_lower_case": lower_case}))
+        assert (load_tokenizer(folder).tokenize("A") == ["a"]) == lower_case
+
+
+@pytest.mark.parametrize("ids", [(257, 258), (300, 310), (257, 310)])
+def test_added_tokens_keep_their_ids_or_are_refused(tmp_path, ids):
+    alphabet = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    content = json.loads(Tokenizer(models.BPE({**alphabet, "ab": 256}, [("a", "b")])).to_str())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] = [
+        {"id": i, "content": f"<{name}>", "special": True, **flags} for name, i in zip("xy", ids, strict=True)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<y>"}'
+    )
+    if ids == (257, 258):
+        assert load_tokenizer(tmp_path).eos_token_id == 258
+    else:
+        with pytest.raises(
+            DataError, match=rf"tokenizer.json: <.> has the id {ids[0] if ids[0] > 257 else 310}, and is"
+        ):
+            load_tokenizer(tmp_path)
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("error", [Exception("odd"), PanicException("odd")])
+def test_what_a_library_raises_ends_in_one_line(tmp_path, tokenizer, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    encoder = DocumentEncoder(tokenizer)
+    monkeypatch.setattr(encoder, "_backend", SimpleNamespace(encode=fail, decode=fail))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+    for call in (lambda: load_tokenizer(MODEL), lambda: encoder.encode(["text"])):
+        with pytest.raises(UserError, match=f"{type(error).__name__}: odd") as caught:
+            call()
+        assert str(MODEL) in str(caught.value) and "\n" not in str(caught.value)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: sys.exit(3))
+    with pytest.raises(SystemExit):
+        load_tokenizer(MODEL)
+
+
 # ------------------------------------------------------------------------------------ a tokenizer of another text
 
 
-def test_what_counts_as_unknown():
-    """By hand: most of the first tokens, separators left out; a few tokens tell nothing; no unknown token, no fault."""
-    half = np.array([1, 7] * 50)
-    check_unknown_share(half, 1, "x")
-    check_unknown_share(half, 1, "x", ignored=(None, 1))
-    check_unknown_share(np.full(tokenizer_files.MIN_SAMPLE - 1, 1), 1, "x")
-    check_unknown_share(np.full(1000, 1), None, "x")
-    late = np.concatenate([np.full(tokenizer_files.SAMPLE, 7), np.full(tokenizer_files.SAMPLE, 1)])
-    check_unknown_share(late, 1, "x")
-    with pytest.raises(DataError, match="^x: the tokenizer does not know 51% of the first 100 tokens"):
-        check_unknown_share(np.array([1] * 51 + [7] * 49), 1, "x")
-    with pytest.raises(DataError, match="does not know 100% of the first 50 tokens"):
-        check_unknown_share(half, 1, "x", ignored=(7,))
+def words(model, trainer):
+    """A tokenizer that cuts at white space, trained on English."""
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.train_from_iterator(["the cat sat on a mat, so there"] * 9, trainer)
+    return backend
+
+
+def nfkc():
+    backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    backend.normalizer = normalizers.NFKC()
+    return backend
+
+
+KINDS = {
+    "vanishes": lambda: words(models.BPE(), trainers.BpeTrainer(show_progress=False)),
+    "unknown": lambda: words(
+        models.WordLevel(unk_token="[UNK]"), trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
+    ),
+    "raises": lambda: words(models.WordLevel(), trainers.WordLevelTrainer(special_tokens=[], show_progress=False)),
+    "bert": lambda: (
+        wordpiece([*WORDS[:5], *"thecasonm,", *(f"##{letter}" for letter in "thecasonm")], True).backend_tokenizer
+    ),
+    "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")),
+    "nfkc": nfkc,
+}
+ENGLISH = "the cat sat on a mat\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "lost"),
+    [
+        ("vanishes", "这座小城建在河的两岸" * 6, "does not know 100% of the first 60 characters, such as 这 座 小 城 建;"),
+        ("unknown", "the cat\n" + "dogs ran over " * 9, "does not know 94% of the first 105 characters, such as o r e a d;"),
+        ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
+        ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
+        ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
+        ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
+        ("vanishes", "the cat sat", ""),
+        ("raises", "the cat sat", ""),
+        ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
+        ("vanishes", "河" * 49, ": 1 character (河)"),
+        ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
+    ],
+)  # fmt: skip
+def test_what_a_tokenizer_loses_of_a_text_is_told(kind, text, lost):
+    """By hand: characters that the vocabulary lacks vanish or are unknown, most of them is an error; other losses are named."""
+    encoder = DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=KINDS[kind]()))
+    try:
+        told = "".join(lost_text([text], encoder.round_trip, "x: it"))
+    except UserError as error:
+        told = str(error)
+    assert lost in told and bool(told) == bool(lost), told
+    assert told.startswith("note: x: it ") == (": " in lost and "Exc" not in lost and "first" not in lost), told
+
+
+def test_each_command_compares_a_text_with_what_the_tokenizer_keeps(tmp_path, capsys):
+    """Before anything is written; ELECTRA has no bits per byte, so it tells only what is refused."""
+    folder, vocabulary = str(tmp_path / "tokenizer"), str(tmp_path / "vocab.txt")
+    PreTrainedTokenizerFast(tokenizer_object=KINDS["vanishes"](), bos_token="<s>", eos_token="</s>").save_pretrained(
+        folder
+    )
+    Path(vocabulary).write_text("\n".join(wordpiece([*WORDS[:5], *"thecasonm,"], True).get_vocab()))
+    english = write_texts(tmp_path / "en.jsonl", [f"{ENGLISH} the cat sat on {'a ' * i}" for i in range(40)])
+    chinese = write_texts(tmp_path / "zh.jsonl", ["这座小城建在河的两岸"] * 40)
+    run = {"tokenizer_path": folder, "out_dir": tmp_path}
+    helpers.train(data_path=english, **run)
+    assert (
+        f"note: {english}: the tokenizer {folder} loses some of the text: spaces, line breaks"
+        in capsys.readouterr().out
+    )
+    arguments = ["perplexity", "--weight", str(tmp_path / "pretrain_16.pth"), "--tokenizer_path", folder, "--data_path"]
+    assert evaluate.main([*arguments, english]) == 0 and f"note: {english}: the" in capsys.readouterr().err
+    electra = {"data_path": chinese, "vocab_path": vocabulary}
+    for main, flags in (
+        (train_pretrain.main, helpers.flags(data_path=chinese, **run)),
+        (inspect_data.main, ["--data_path", chinese, "--tokenizer_path", folder]),
+        (evaluate.main, [*arguments, chinese]),
+        (train_electra.main, test_train_electra.flags(**electra, out_dir=tmp_path)),
+    ):
+        assert "zh.jsonl: the tokenizer" in helpers.complaint(capsys, main, flags)
+    assert not list(tmp_path.glob("**/zh-*"))
+    words = ["--type", "wordpiece", "--vocab_size", "30", "--out_dir", str(tmp_path / "new"), "--data_path", english]
+    assert train_tokenizer.main(words) == 0 and f"note: {english}: the new tokenizer loses" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------ one of another model
