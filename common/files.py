@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,6 +21,22 @@ from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
 MAX_BYTES = 1 << 20
+# A temporary that nobody has written to for so long was left by a killed process.
+LEFT_BEHIND_AFTER_S = 3600
+# Ending of a folder between the two renames that replace it
+REPLACED = ".replaced.tmp"
+
+
+def temporary_beside(path: Path) -> Path:
+    """A new name for what will be renamed to `path`; removes what killed processes have left there under such names."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+        # Another process may remove it at the same moment.
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - LEFT_BEHIND_AFTER_S:
+                remove(left)
+    # In the same folder, since a rename between two disks is a copy; with a random part, since two processes may write the
+    # same file, perhaps on two machines.
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 @contextlib.contextmanager
@@ -28,9 +46,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     Errors: OSError that names `path` (the error of a full disk has no file name).
     """
     path = Path(path)
-    # In the same folder, since a rename between two disks is a copy; with a random part, since two processes may write the
-    # same file, perhaps on two machines.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -63,6 +79,18 @@ def rename(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
+def try_to_write(path: Path) -> None:
+    """Write a byte to a file at `path` and delete it. Errors: OSError."""
+    try:
+        with open(path, "wb") as file:
+            file.write(b"\0")
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut (not possible on Windows)."""
     if os.name == "posix":
@@ -78,23 +106,32 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, temporary: Path, keep_others: bool = False) -> Iterator[Path]:
     """Fill the folder `temporary`, which replaces `folder` when it is complete; it is removed on failure.
 
-    Errors: OSError that names `folder` where safetensors cannot write.
+    keep_others: its files replace those in `folder` one by one, and others stay.
+    Errors: OSError that names `folder` where safetensors or tokenizers cannot write.
     """
     # left by a killed run
     remove(temporary)
     try:
         yield temporary
-        replace(temporary, folder)
-    except BaseException as error:
+        if keep_others:
+            # Backwards: tokenizer.json, which decides, comes last.
+            for path in sorted(temporary.iterdir(), reverse=True):
+                rename(path, folder / path.name)
+        else:
+            replace(temporary, folder)
+    except Exception as error:
+        # These libraries have the system's error number only in their text.
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if isinstance(error, OSError) or not (found or isinstance(error, SafetensorError)):
+            raise
+        number = int(found[1]) if found else errno.EIO
+        # The last argument counts on Windows, which has numbers of its own.
+        raise OSError(number, one_line(error), str(folder), number) from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, SafetensorError):
-            # SafetensorError has errno only in its text.
-            number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
-            raise OSError(number, one_line(error), str(folder)) from error
-        raise
 
 
 def drop_page_cache(path: Path) -> None:
@@ -187,15 +224,29 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 def replace(source: Path, target: Path) -> None:
     """Move a file or folder to `target`, replacing what is there."""
-    # A rename replaces a file, but not a folder that is not empty.
-    if target.is_dir():
-        remove(target)
-    rename(source, target)
+    try:
+        # A rename replaces a file, but not a folder that is not empty: until the new one is there, the old one is kept whole.
+        if target.is_dir():
+            old = target.with_name(target.name + REPLACED)
+            remove(old)
+            rename(target, old)
+        rename(source, target)
+    finally:
+        restore(target)
+
+
+def restore(target: Path) -> None:
+    """Put a replaced folder back if no new one has taken its name, as after a kill; else delete it."""
+    old = target.with_name(target.name + REPLACED)
+    if target.exists():
+        remove_if_possible(old)
+    elif old.exists():
+        rename(old, target)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder and what is in it."""
-    if path.is_dir():
+    """Delete a file or link, or a folder and what is in it."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

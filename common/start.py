@@ -24,11 +24,25 @@ def guard_imports(exit_on_ctrl_c: bool = True) -> None:
 
     exit_on_ctrl_c: during the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
     """
+    open_standard_streams()
+    # For the whole process, not only while a run listens to it: a scheduler may send it in the last moment.
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
     if exit_on_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.excepthook = missing_package_hook
+
+
+def open_standard_streams() -> None:
+    """Open those that a shell's 2>&- or pythonw has left closed. A data file would get their numbers, and what C code prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # open() takes the lowest free number.
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def missing_package_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -37,7 +37,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
-from common.files import atomic_file
+from common.files import atomic_file, temporary_beside, try_to_write
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
@@ -127,19 +127,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         # Before hours of scoring: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
+        try_to_write(temporary_beside(Path(f"{out}.json")))
+        figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
+        report = {
+            "task": args.task,
+            "weight": args.weight,
+            "data_path": args.data_path,
+            "dtype": str(dtype).removeprefix("torch."),
+            "max_length": args.max_length,
+            "stride": args.stride,
+            "counts": counts,
+            "metrics": {name: metric._asdict() for name, metric in figures.items()},
+            "torch": torch.__version__,
+        }
         with atomic_file(f"{out}.json") as file:
-            figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
-            report = {
-                "task": args.task,
-                "weight": args.weight,
-                "data_path": args.data_path,
-                "dtype": str(dtype).removeprefix("torch."),
-                "max_length": args.max_length,
-                "stride": args.stride,
-                "counts": counts,
-                "metrics": {name: metric._asdict() for name, metric in figures.items()},
-                "torch": torch.__version__,
-            }
             file.write(json.dumps(finite(report), indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
     print(f"{args.task}: {printable(weight.name)} on {sizes}, {report['dtype']}")

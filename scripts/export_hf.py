@@ -26,7 +26,6 @@ if __name__ == "__main__":
 import contextlib
 import gc
 import json
-import os
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +33,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors, utf8
-from common.files import atomic_folder
+from common.files import atomic_folder, restore, temporary_beside
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -91,6 +90,7 @@ def export(
 
     Errors: ValueError for weights that no known architecture computes or that the dtype cannot hold.
     """
+    restore(out_dir)
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         # Only an earlier export is ever replaced.
         looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
@@ -119,8 +119,7 @@ def export(
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its final place, so that the rename stays on one disk
-    with atomic_folder(out_dir, out_dir.parent / f"{out_dir.name}.{os.getpid()}.tmp") as unfinished:
+    with atomic_folder(out_dir, temporary_beside(out_dir)) as unfinished:
         unfinished.mkdir()
         # safetensors: loading it runs no pickle
         save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})

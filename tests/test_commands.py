@@ -163,6 +163,29 @@ def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
     assert ended.stderr == ""
 
 
+def test_closed_streams_are_opened(tmp_path):
+    """After 2>&- a file of the run would get the stream's number, and what libraries print there."""
+    script = "from common.start import guard_imports\nguard_imports()\nimport sys\n"
+    script += f"file = open({str(tmp_path / 'numbers')!r}, 'w')\n"
+    script += "file.write(f'{file.fileno()} {sys.stderr.fileno()} {sys.stdin.read()}')\n"
+    closed = partial(os.closerange, 0, 3)
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, preexec_fn=closed, timeout=60).returncode == 0
+    assert (tmp_path / "numbers").read_text() == "3 2 "
+
+
+def test_a_script_that_is_terminated_leaves_nothing_half_written(tmp_path):
+    """While it writes: exit code 143 as from the trainers, no traceback, no temporary."""
+    script = "import os, signal\nfrom common.files import atomic_file, atomic_folder\nfrom pathlib import Path\n"
+    script += "from trainer.machine.command_line import run_cli\n"
+    script += "def main():\n with atomic_file('file') as file, atomic_folder(Path('folder'), Path('half')) as folder:\n"
+    script += "  folder.mkdir()\n  os.kill(os.getpid(), signal.SIGTERM)\nrun_cli(main)\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGTERM, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_for_a_python_without_the_packages(tmp_path):
     """-S: a Python that sees the standard library alone. Beside an environment of `make` its activation, otherwise pip's command."""
     (tmp_path / "common").mkdir()

@@ -109,6 +109,7 @@ class Trainer:
                 self.progress = found
             if self.finished and not self.progress.evaluation_due:
                 lines.report_already_done(self.job, self.progress, self.reporter)
+                self.saver.write_outputs(self.progress)
                 exit_code = 0
             else:
                 # Only rank 0 writes, and an error there ends all ranks.
@@ -130,6 +131,7 @@ class Trainer:
         """On rank 0: create or continue the run's files. A fresh run first moves an earlier one out of its way."""
         files = self.job.files
         check_space(files.stem.parent, self.engine.model)
+        self.saver.checkpoints.start_thread()
         # The tracker comes before the files: if it fails, nothing has been moved.
         if self.settings.tracker != "none":
             self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)

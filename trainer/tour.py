@@ -29,6 +29,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
+from common.files import atomic_file
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.packing import EpochPlan
 from model.loss import IGNORE
@@ -209,8 +210,9 @@ def save(model: MiniMindForCausalLM, out_dir: Path) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
     moe = "_moe" if model.config.use_moe else ""
     path = out_dir / f"tour_{model.config.hidden_size}{moe}.pth"
-    torch.save({name: tensor.half().cpu() for name, tensor in model.state_dict().items()}, path)
-    path.with_suffix(".json").write_text(json.dumps(model.config.to_dict(), indent=2), encoding="utf-8")
+    with atomic_file(path) as weights, atomic_file(path.with_suffix(".json")) as config:
+        torch.save({name: tensor.half().cpu() for name, tensor in model.state_dict().items()}, weights)
+        config.write(json.dumps(model.config.to_dict(), indent=2).encode())
     return path
 
 

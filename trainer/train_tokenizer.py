@@ -31,6 +31,7 @@ if __name__ == "__main__":
 
 from common.errors import UserError, user_errors
 from common.flags import positive
+from common.processes import signals_blocked
 from common.settings import Settings, field_default, setting, switch
 from common.wording import announce, one_line
 from dataset.reading.settings import TextSettings
@@ -137,11 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 round_trip = DocumentEncoder(wordpiece).round_trip
                 for notice in lost_text(texts, round_trip, f"{settings.data_path[0]}: the new tokenizer"):
                     announce(notice)
-                save_wordpiece(wordpiece, out_dir)
+                with signals_blocked():
+                    save_wordpiece(wordpiece, out_dir)
                 announce(f"wrote {len(wordpiece)} entries to {out_dir / 'vocab.txt'}")
             else:
                 tokenizer = train_bpe(sample, settings.vocab_size, pieces=settings.pieces)
-                save(tokenizer, out_dir)
+                with signals_blocked():
+                    save(tokenizer, out_dir)
                 announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}")
     except UserError as error:
         announce(f"error: {one_line(error)}", to_stderr=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models, trainers
 
-from common.files import atomic_file
+from common.files import atomic_folder, temporary_beside
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.saving import save_tokenizer
 
@@ -139,8 +139,8 @@ def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:
 
 
 def save_wordpiece(tokenizer: "PreTrainedTokenizerBase", out_dir: Path) -> None:
-    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that reads only that."""
-    save_tokenizer(tokenizer, out_dir)
-    with atomic_file(out_dir / "vocab.txt") as file:
-        for token in entries(tokenizer):
-            file.write(f"{token}\n".encode())
+    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that reads only that, each file atomically."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(out_dir, temporary_beside(out_dir / "tokenizer"), keep_others=True) as unfinished:
+        save_tokenizer(tokenizer, unfinished)
+        (unfinished / "vocab.txt").write_bytes("".join(f"{token}\n" for token in entries(tokenizer)).encode())

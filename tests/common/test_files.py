@@ -1,12 +1,14 @@
 """Files that appear complete or not at all."""
 
+import contextlib
 import errno
 import os
+import time
 from unittest import mock
 
 import pytest
 
-from common.files import atomic_file
+from common.files import atomic_file, atomic_folder, restore
 
 
 def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
@@ -46,3 +48,37 @@ def test_what_fails_leaves_the_old_file_alone(tmp_path):
         file.write(b"half")
         raise KeyError
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_what_a_killed_process_left_goes_when_the_file_is_written_again(tmp_path):
+    """If it is an hour old: another process may be writing a younger one. What others name alike stays."""
+    others = ["a[1].123.tmp", "a1.0123abcd.tmp", "a[1].b.0123abcd.tmp", "a[1].0123abcf.tmp", "a[1]"]
+    for name in ("a[1].0123abcd.tmp", *others):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, 2 * (time.time() - (0 if name == others[3] else 3700),))
+    with atomic_file(tmp_path / "a[1]") as file:
+        file.write(b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, None])
+def test_a_folder_that_is_replaced_stays_whole(tmp_path, killed_at):
+    """A kill before either rename leaves the old one, perhaps under another name until the next start."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"old")
+    rename, calls = os.replace, []
+
+    def killing_rename(source, target):
+        calls.append(source)
+        # After a kill nothing is renamed any more.
+        if killed_at and len(calls) >= killed_at:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    atomic = atomic_folder(tmp_path / "folder", tmp_path / "new")
+    with mock.patch.object(os, "replace", killing_rename), contextlib.suppress(KeyboardInterrupt), atomic as unfinished:
+        unfinished.mkdir()
+        (unfinished / "file").write_bytes(b"new")
+    restore(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert (tmp_path / "folder" / "file").read_bytes() == (b"old" if killed_at else b"new")

@@ -1,12 +1,16 @@
 """What a test plants in a run's process before it starts. The product code knows nothing of it."""
 
+import atexit
 import errno
 import json
 import os
 import resource
 import signal
 import sys
+import threading
 import time
+from itertools import chain, repeat
+from unittest import mock
 
 import torch
 
@@ -158,6 +162,22 @@ def slow_save(seconds=0.5):
     before_calls(files.HashingWriter, "write", sleep_once)
 
 
+def signal_at_end(name):
+    """Raise a signal in this process when its run is over."""
+    atexit.register(lambda: os.kill(os.getpid(), getattr(signal, name)))
+
+
+def fail_first_load(message):
+    """The first file that torch reads cannot be read."""
+    outcomes = chain([RuntimeError(message)], repeat(mock.DEFAULT))
+    torch.load = mock.Mock(wraps=torch.load, side_effect=outcomes)
+
+
+def no_threads():
+    """The machine has none left."""
+    threading.Thread.start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
+
+
 def kill_in_prune():
     """kill -9 of this process when it begins to prune: after the save and before anything is deleted."""
     checkpoint.Checkpoints._prune = lambda self, newest, keep: os.kill(os.getpid(), signal.SIGKILL)
@@ -189,15 +209,18 @@ def save_again():
     Saver.resume = saving_resume
 
 
-def full_disk(at_tries, offset):
-    """In these tries to save the disk takes `offset` bytes of each of its files. (A limit of the process would hit the ledger too.)"""
+def full_disk(at_tries, offset, ending=".pt"):
+    """In these tries to save the disk takes `offset` bytes of each of its files. (A limit of the process would hit the ledger too.)
+
+    ending: ".pt" of checkpoints, ".pth" of weights.
+    """
     count, enter, write = 0, files.HashingWriter.__init__, files.HashingWriter.write
 
     def start(self, file):
         nonlocal count
-        is_checkpoint = ".pt." in str(file.name)
-        count += is_checkpoint
-        self.disk_is_full = is_checkpoint and count in at_tries
+        is_meant = f"{ending}." in str(file.name)
+        count += is_meant
+        self.disk_is_full = is_meant and count in at_tries
         enter(self, file)
 
     def limited_write(self, data):

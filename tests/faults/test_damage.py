@@ -116,11 +116,68 @@ def test_disk_full_in_the_middle_of_a_save(lab, whole, at_tries, left):
     assert lab.result("run") == whole.result("whole")
 
 
+@pytest.mark.parametrize(("at_tries", "code"), [([7, 8], 0), (list(range(2, 20)), 2)], ids=["room is made", "no room"])
+def test_disk_full_at_the_weights(lab, whole, at_tries, code):
+    """At the end older checkpoints make room for them. If that does not suffice, the resume of the finished run writes them."""
+    hooks = {"full_disk": {"at_tries": at_tries, "offset": 1000, "ending": ".pth"}}
+    process = lab.run("run", expect=code, hooks=hooks)
+    assert [update_of(path) for path in lab.checkpoints("run")] == [20]
+    if code:
+        assert "pretrain_32.pth: No space left" in process.err and lab.leftovers("run") == []
+        lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+CHANGES = {
+    "nothing": ("pth", lambda path: None),
+    "no weights": ("pth", Path.unlink),
+    "no record": ("json", Path.unlink),
+    "cut weights": ("pth", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    "another config": (
+        "json",
+        lambda path: path.write_text(path.read_text().replace('"hidden_size": 32', '"hidden_size": 64')),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_resume_of_a_finished_run_writes_what_is_not_there(lab, whole, change):
+    """The record names the file that is there, as `sha256sum` sees it, and is otherwise as before."""
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    paths = [lab.stem("run").with_suffix(suffix) for suffix in (".pth", ".json")]
+    before, times = json.loads(paths[1].read_bytes()), [path.stat().st_mtime_ns for path in paths]
+    ending, apply = CHANGES[change]
+    apply(lab.stem("run").with_suffix(f".{ending}"))
+    lab.run("run", from_resume=1)
+    after = json.loads(paths[1].read_bytes())
+    digests = [
+        hashlib.sha256(paths[0].read_bytes()).hexdigest(),
+        *(one.pop("weights_sha256")[0] for one in (before, after)),
+    ]
+    assert len(set(digests)) == 1 and before == after
+    assert change != "nothing" or times == [path.stat().st_mtime_ns for path in paths]
+
+
+def test_a_checkpoint_that_cannot_be_read_again_is_skipped(lab, whole):
+    lab.start("run", {"signal_at": {"updates": [8]}}).wait()
+    newest, before = lab.checkpoints("run")
+    process = lab.run("run", hooks={"fail_first_load": {"message": "read failed"}}, from_resume=1)
+    assert f"{newest}: cannot be read (read failed); skipped\nresumed from {before}" in process.out
+    assert lab.result("run") == whole.result("whole")
+
+
 def test_disk_full_for_everything(lab):
     """Metrics and log lines do not fit either: still one line, not a traceback."""
     process = lab.run("run", expect=2, hooks={"limit": {"name": "RLIMIT_FSIZE", "value": 3000}})
     assert process.err.count("\n") == 1 and "pretrain_32_resume" in process.err
     assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
+
+
+def test_no_threads_left(lab):
+    """Found before there is anything to lose."""
+    process = lab.run("run", expect=2, hooks={"no_threads": {}})
+    assert process.err.startswith("error: no more threads can be started: ") and process.err.count("\n") == 1
+    assert lab.log_lines("run") == 0
 
 
 def other_tokenizer(folder):

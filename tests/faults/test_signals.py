@@ -124,7 +124,8 @@ def test_a_stop_signal_to_torchrun(lab):
 
 
 def test_a_sigusr1_saves_and_goes_on(lab, whole):
-    hooks = {"signal_at": {"updates": [5], "name": "SIGUSR1"}}
+    """Also in the last moments of the process, in which nobody listens to it any more."""
+    hooks = {"signal_at": {"updates": [5], "name": "SIGUSR1"}, "signal_at_end": {"name": "SIGUSR1"}}
     lab.run("run", hooks=hooks, keep_checkpoints=50)
     saved = [int(path.stem.removeprefix("update_")) for path in lab.checkpoints("run")]
     assert sorted(saved) == [3, 5, 6, 9, 13, 16, 19, 20]

@@ -1,7 +1,9 @@
 """The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
 
+import contextlib
 import json
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
+from dataset.tokenizing import wordpiece
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from tests.helpers import ROOT, SHARED, needs_shared
 from trainer.train_tokenizer import main
@@ -32,6 +35,20 @@ def corpus(tmp_path_factory):
     lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(200)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def test_a_vocabulary_over_an_earlier_one_appears_whole_or_not_at_all(corpus, tmp_path):
+    """Stopped when a part of its files is written, the earlier ones stay; what lies beside them stays anyway."""
+    (tmp_path / "notes.txt").write_text("mine")
+    stopped = mock.Mock(side_effect=[wordpiece.WORDPIECE_TOKENS, KeyboardInterrupt])
+    found = []
+    for patch in (contextlib.nullcontext(), mock.patch.object(wordpiece, "entries", stopped), contextlib.nullcontext()):
+        flags = ["--type", "wordpiece", "--vocab_size", str(100 + 20 * len(found)), "--data_path", str(corpus)]
+        with patch, contextlib.suppress(KeyboardInterrupt):
+            assert main([*flags, "--out_dir", str(tmp_path)]) == 0
+        found.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+    assert found[0] == found[1] and found[0].keys() == found[2].keys()
+    assert [files["vocab.txt"].count(b"\n") for files in found] == [100, 100, 140]
 
 
 # ---------------------------------------------------------------------------------------------- the committed files

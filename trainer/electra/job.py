@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
 from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import file_of_resumed_run
+from trainer.saving.weights import are_saved, network_in
 
 # folder and number of entries of the vocabulary that is trained if none is given
 VOCABULARY = "vocabulary"
@@ -303,7 +305,8 @@ class ElectraJob(Job):
     # ---------------------------------------------------------------------------------------------------- saving
 
     def _write_vocabulary(self) -> None:
-        if not self.settings.vocab_path:
+        # At a resume it was read from there.
+        if not self.settings.vocab_path and not (self.folder / VOCABULARY).exists():
             save_wordpiece(self.tokenizer, self.folder / VOCABULARY)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
@@ -324,6 +327,8 @@ class ElectraJob(Job):
                 own = {
                     key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")
                 }
+                if are_saved(own, partial(network_in, target / name)):
+                    continue
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
                     network.save_pretrained(temporary, state_dict=own)
                     save_wordpiece(self.tokenizer, temporary)

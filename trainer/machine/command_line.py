@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.processes import stop_signals
+from common.start import open_standard_streams
 from common.wording import null_stream, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import exhausted_line
@@ -25,18 +26,18 @@ def run_cli(main: Callable[[], int | None]) -> None:
 
     Exit code 1 for what the user cannot fix: a worker process or another rank died.
     """
-    # None under pythonw on Windows, or after a shell's >&-
-    sys.stdout = sys.stdout or null_stream()
-    sys.stderr = sys.stderr or null_stream()
+    open_standard_streams()
     # one line for users; Python's own format adds our file name, line and code
     warnings.formatwarning = lambda message, *_: f"warning: {one_line(message)}\n"
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sample's characters must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # `guard_imports` has let Ctrl-C kill the process.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in stop_signals():
+        # `guard_imports` has let Ctrl-C kill the process. What is half written is removed on the way out.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            interrupt = signal.default_int_handler
+            signal.signal(number, interrupt if number == signal.SIGINT else lambda signum, _: sys.exit(128 + signum))
     try:
         code = main()
         sys.stdout.flush()

@@ -204,7 +204,8 @@ def exhausted_line(error: Exception) -> str | None:
     if is_out_of_memory(error):
         reason = f" ({message[-160:]})" if message else ""
         return f"no memory is left{reason}; {smaller}, or raise the limit (ulimit -v)"
-    if "can't start new thread" in message:
+    # Python's words, and those of the libraries in Rust
+    if "can't start new thread" in message or "ThreadPoolBuildError" in message:
         return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"
     return None
 

@@ -133,17 +133,10 @@ def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
 
 
 def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> None:
-    """For the resume of a finished run: say so, write missing outputs, and open the records for the report, whose end a kill after
-    the last save may have lost."""
+    """For the resume of a finished run: say so, and open the records for the report, whose end a kill after the last save may have
+    lost."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (raise {length.flag} to continue)" if length.flag else ""
     reporter.say(f"this run has already done its {done}: nothing to do{further}")
-    engine = job.engine
-    # Rank 0 checks for all: another might check during the write, in which all ranks must take part or none.
-    all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
-    if not all_there:
-        # A lower number of updates has ended the run before they were due.
-        weights = engine.weights()
-        on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
-    on_main(engine.ranks, lambda: reporter.open(Path(f"{job.files.stem}.metrics.jsonl"), progress))
+    on_main(job.engine.ranks, lambda: reporter.open(Path(f"{job.files.stem}.metrics.jsonl"), progress))

@@ -15,7 +15,7 @@ The steps of a save, after each of which a kill or a power loss leaves a run tha
    lines for both contents until the checkpoint is replaced.
 4. The checkpoint is read back and compared with its digest, after a request to drop it from the system's cache, so that it
    comes from the disk. If it differs, the save ends here.
-5. Only then are older checkpoints deleted. On a full disk all but the newest good one go first, and step 2 is tried once more.
+5. Only then are older checkpoints deleted. On a full disk all but the newest good one go first, and what failed is tried again.
 
 A resume takes the newest checkpoint whose digest matches. Skipped ones are reported, and do not count towards `--keep_checkpoints`.
 
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -52,6 +52,7 @@ from common.files import (
 from trainer.saving.weights import save_with_digest
 from trainer.sharding import is_sharded
 
+ResultT = TypeVar("ResultT")
 # file name of a checkpoint; other files beside it are the user's
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
 
@@ -172,26 +173,39 @@ class Checkpoints:
         # the last save, until `wait` has taken its result
         self._last_save: Future[None] | None = None
         # damaged ones found so far, which do not count towards `keep`
-        self._damaged: set[Path] = set()
+        self.damaged: set[Path] = set()
 
     def paths(self) -> list[Path]:
         """Existing checkpoints, newest first."""
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
-    def save(self, state: dict[str, Any], update: int, write_weights: Callable[[], object]) -> None:
+    def start_thread(self) -> None:
+        """Start the thread that writes before there is anything to lose. Errors: RuntimeError if the machine has none left."""
+        self._writer.submit(int)
+
+    def save(
+        self, state: dict[str, Any], update: int, write_weights: Callable[[], object], is_last: bool = False
+    ) -> None:
         """Write `state` in the background, after `write_weights()` in the same thread. Nothing may change it any more.
 
+        is_last: weights that could not be written are tried again: no later save will write them.
         Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
         """
         self.wait()
 
         def write() -> None:
+            failure = None
             try:
                 write_weights()
-            finally:
-                # If the weights cannot be written, the checkpoint still is.
-                self._write(state, update)
+            except Exception as error:
+                failure = error
+            # The checkpoint matters more: weights may take the room of older ones only once it is there.
+            self._write(state, update)
+            if failure is not None:
+                if not is_last:
+                    raise failure
+                self.with_room(write_weights)
 
         self._last_save = self._writer.submit(write)
 
@@ -205,6 +219,17 @@ class Checkpoints:
         if last_save is not None:
             last_save.result()
 
+    def with_room(self, write: Callable[[], ResultT]) -> ResultT:
+        """Returns write(), which on a full disk is called again when all checkpoints but the newest good one are deleted."""
+        try:
+            return write()
+        except OSError as error:
+            good = [path for path in self.paths() if path not in self.damaged]
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not good:
+                raise
+            self._prune(good[0], keep=1)
+            return write()
+
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
         path = self.folder / f"update_{update:08d}.pt"
@@ -213,23 +238,15 @@ class Checkpoints:
         saved_before = path.exists()
         earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
         save = partial(save_with_digest, state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
-        try:
-            digest = save()
-        except OSError as error:
-            # A full disk: make room, at the price of all checkpoints but the newest good one.
-            good = [other for other in self.paths() if other not in self._damaged]
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not good:
-                raise
-            self._prune(good[0], keep=1)
-            digest = save()
+        digest = self.with_room(save)
         if saved_before:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
         drop_page_cache(path)
         if file_digest(path) != digest:
-            self._damaged.add(path)
+            self.damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
-        self._damaged.discard(path)
+        self.damaged.discard(path)
         self._prune(path, self.keep)
 
     def _prune(self, newest: Path, keep: int) -> None:
@@ -237,7 +254,7 @@ class Checkpoints:
 
         Those with a higher number were damaged when this run resumed from an earlier one.
         """
-        good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self._damaged]
+        good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self.damaged]
         for path in self.paths():
             if path not in good[:keep]:
                 self._remove(path)
@@ -319,10 +336,12 @@ class Checkpoints:
         """
         paths = self.paths()
         for path in paths:
+            if path in self.damaged:
+                continue
             if verified(path):
                 return path
             say(f"{path}: damaged or without its digest; skipped")
-            self._damaged.add(path)
+            self.damaged.add(path)
         if paths:
             raise UserError(
                 f"{self.folder}: none of its {len(paths)} checkpoints is intact; start without --from_resume, perhaps "

@@ -4,7 +4,9 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -13,11 +15,12 @@ import torch.distributed as dist
 from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.settings import field_default
-from common.wording import counted
+from common.wording import LONGEST_REASON, counted, one_line
 from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
-from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, on_main
+from trainer.machine.measure import exhausted_line
+from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, min_over_ranks, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
@@ -72,7 +75,7 @@ class Saver:
             self.job.save_weights(state["model"], state["progress"]["update"], is_last)
             self.write_best(state["best"], state["progress"])
 
-        self.checkpoints.save(state, progress.update, save_weights)
+        self.checkpoints.save(state, progress.update, save_weights, is_last)
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
@@ -113,6 +116,11 @@ class Saver:
             return ""
 
         return on_main(self.ranks, wait)
+
+    def write_outputs(self, progress: Progress) -> None:
+        """Write the weights of a finished run unless they are there: a full disk or a kill may have left others. A collective."""
+        save = partial(self.job.save_weights, self.engine.weights(), progress.update, is_last=True)
+        on_main(self.ranks, lambda: self.checkpoints.with_room(save))
 
     def finish(self) -> None:
         """Wait for the last save. Errors: UserError if it failed, since no other follows.
@@ -157,16 +165,20 @@ class Saver:
         # Machines without a shared disk would resume different runs, or some of them start afresh.
         seen = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
         compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
-        found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
-        if found is None:
-            say(
-                f"--from_resume 1: there is no checkpoint in {self.checkpoints.folder} yet (--out_dir), starting afresh"
-            )
-            return None
-        # Machines may mount the shared disk at different paths.
-        path = self.checkpoints.folder / found.name
-        # mapped: a rank reads only its part of a sharded model.
-        state = load_checkpoint(path, mapped=self.engine.is_sharded)
+        while True:
+            found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
+            if found is None:
+                say(
+                    f"--from_resume 1: there is no checkpoint in {self.checkpoints.folder} yet (--out_dir), starting afresh"
+                )
+                return None
+            # Machines may mount the shared disk at different paths.
+            path = self.checkpoints.folder / found.name
+            state, problem = self._load(path)
+            if min_over_ranks(self.ranks, float(not problem)):
+                break
+            say(f"{path}: cannot be read ({problem or 'on another rank'}); skipped")
+            self.checkpoints.damaged.add(path)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
@@ -175,7 +187,8 @@ class Saver:
             # Other flags change how many rows count as an epoch, but not the order of the rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)
         self.best_weights = state["best"] if self.ranks.is_main else {}
-        on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
+        write_best = partial(self.write_best, state["best"], state["progress"])
+        on_main(self.ranks, lambda: self.checkpoints.with_room(write_best))
         if self.job.length.clock is not None:
             self.job.length.clock.load_state_dict(state["job"]["clock"])
         # Last: building the model and the optimiser has drawn random numbers.
@@ -183,6 +196,17 @@ class Saver:
         self._announce_changes(state)
         say(f"resumed from {path}: epoch {progress.epoch + 1}, row {progress.row}, update {progress.update}")
         return progress
+
+    def _load(self, path: Path) -> tuple[Any, str]:
+        """Returns (the state in a checkpoint that was intact a moment ago, ""), or (None, why it cannot be read now)."""
+        try:
+            # mapped: a rank reads only its part of a sharded model.
+            return load_checkpoint(path, mapped=self.engine.is_sharded), ""
+        except Exception as error:
+            # Without memory an older one cannot be read either. Torch refuses one that was forged.
+            if exhausted_line(error) or (isinstance(error, UnpicklingError) and verified(path)):
+                raise
+            return None, one_line(error)[:LONGEST_REASON]
 
     def _check(self, state: dict[str, Any], path: Path) -> None:
         """Errors: UserError if it is the checkpoint of another run."""

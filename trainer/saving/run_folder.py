@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file, check_regular_file, file_lock
+from common.files import atomic_file, check_regular_file, file_lock, try_to_write
 from common.wording import announce
 
 # suffixes of a run's record files
@@ -36,28 +36,16 @@ def check_writable(stem: Path) -> None:
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         # the longest name that the run uses; a restart after a kill deletes it
-        _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"))
+        try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"))
         for ending in (*RECORDS, "pth", "json"):
             check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")
         if resume_folder.exists():
-            _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
+            try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
     except OSError as error:
         # The error of a full disk names no file.
         path = error.filename or stem.parent
         raise UserError(f"{path}: {error.strerror}: fix that, or name another --out_dir or --save_weight") from error
-
-
-def _try_to_write(path: Path) -> None:
-    """Write a byte to a file at `path` and delete it. Errors: OSError."""
-    try:
-        with open(path, "wb") as file:
-            file.write(b"\0")
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def check_space(folder: Path, model: torch.nn.Module) -> None:
