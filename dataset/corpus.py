@@ -12,7 +12,7 @@ from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
-from dataset.reading.file_kinds import choose_files, is_address, kind_of
+from dataset.reading.file_kinds import choose_files, is_address, kind_of, notice_of_held_out
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.store.deduplicate import check_library, copies_among
@@ -26,6 +26,9 @@ SHARE_TOLERANCE = 0.02
 EVAL_ROWS = 16
 # Hashes that put a document on a known side of `split_by_hash`: the smallest is held out, the largest is trained.
 HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
+# Of fewer documents the end of the longest (at most MOST_OF_TEXT of it, at least FEWEST_TOKENS) is held out, if hashes hold out
+# FAR times the share that is asked for, or 1 / FAR of it.
+FEWEST_DOCUMENTS, MOST_OF_TEXT, FEWEST_TOKENS, FAR = 200, 0.9, 16, 2
 
 
 def notices_of_paths(
@@ -45,7 +48,13 @@ def notices_of_paths(
                 f"warning: --data_path names {name} {count} times: without --deduplicate its documents are repeated that "
                 "often in an epoch"
             )
-    for path, (read, left_out) in choices.items():
+    lines += notice_of_held_out([file for read, _, _ in choices.values() for file in read])
+    for path, (read, left_out, foreign) in choices.items():
+        if foreign:
+            shown = ", ".join(map(str, foreign[:4])) + f" and {len(foreign) - 4:,} more" * (len(foreign) > 4)
+            lines.append(
+                f"{path}: packages, build output and minified files left out: {shown}; to read one, name its own path"
+            )
         if left_out:
             suffixes = ", ".join(sorted({kind_of(file).suffix for file in read}))
             lines.append(
@@ -96,10 +105,15 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in sources]
         stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
         self.stores = stores
-        # A single text, such as one .txt: its last part is held out.
-        if len(stores) == 1 and len(stores[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
-            self.stores = [with_last_part(stores[0], encoder, val_fraction)]
-        self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else self.stores[0]
+        # The document that is split in two, to hold out its last part and nothing else
+        self.split_document: int | None = None
+        if val_fraction and not val_path and encoder.can_hold_out_part:
+            self.split_document = document_to_split(stores, val_fraction)
+        if self.split_document is not None:
+            self.stores = with_last_part(stores, self.split_document, encoder, val_fraction)
+        # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
+        self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
+        self.store: TokenStore | ConcatStore = ConcatStore(self.stores) if len(stores) > 1 else self.stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
@@ -115,8 +129,10 @@ class Corpus:
                 stores, self.paths_of_sources, encoder, deduplicate, **store_options
             )
             self.notices += lines
-            # A single document is no copy, and may be split in two by now (with_last_part).
             if is_copy.any():
+                if self.split_document is not None:
+                    # Both parts of a document are copies, or neither.
+                    is_copy = np.insert(is_copy, self.split_document, is_copy[self.split_document])
                 self.documents = self.documents[~is_copy]
         self.notices += [line for store in stores for line in [*store.bad_lines.report(), *store.notices]]
         # validation documents and their store, with --val_fraction `store` itself; None: no validation
@@ -125,11 +141,25 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.notices += [f"--val_path: {line}" for line in val_store.bad_lines.report()]
+            self.notices += [f"--val_path: {line}" for line in (*val_store.bad_lines.report(), *val_store.notices)]
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
+            hashes = np.unique(self.store.doc_hash[self.documents]) / 2.0**64
             self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
+            if not len(self.documents) or not len(held_out):
+                # Between the first two, one is held out.
+                advice = f"give {hashes[:2].mean():.3g}" if len(hashes) > 1 else "add other texts"
+                raise DataError(
+                    f"--val_fraction {val_fraction} holds out {len(held_out)} of {counted(len(self.documents) + len(held_out), 'text')}, by "
+                    f"their hashes; {advice}, or name validation texts by --val_path"
+                )
+            if self.split_document is not None:
+                part = int(np.diff(self.store.offsets)[held_out].sum())
+                self.notices.append(
+                    f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
+                    f"({part / len(self.store.tokens):.1%})"
+                )
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
@@ -234,7 +264,7 @@ class Corpus:
             "long_documents": self.long_documents,
             "val_fraction": self.val_fraction,
         }
-        return layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
+        return layout | self.part_layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def sources_of_epoch(self, epoch: int) -> list[dict[str, Any]]:
         """For the record of a run, per source: paths, documents, and its share of the trained tokens, tokens and passes
@@ -328,29 +358,54 @@ def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[I
     return documents[~is_held_out], documents[is_held_out]
 
 
-def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: float) -> TokenStore:
-    """A store of a single text, such as one long .txt file, as two documents; `split_by_hash` holds out the second.
+def document_to_split(stores: Sequence[TokenStore], fraction: float) -> int | None:
+    """The longest text, if hashes would hold out nothing, all, or far from `fraction` of few texts; else None."""
+    lengths = np.concatenate([np.diff(store.offsets) for store in stores])
+    hashes = np.concatenate([store.doc_hash for store in stores])
+    longest = int(lengths.argmax())
+    if len(lengths) == 1:
+        return longest
+    asked = fraction * lengths.sum()
+    held_out = lengths[hashes < np.uint64(int(fraction * 2**64))].sum()
+    is_far = held_out == lengths.sum() or not asked / FAR <= held_out <= asked * FAR
+    is_near = min(asked, MOST_OF_TEXT * lengths[longest]) >= max(asked / FAR, FEWEST_TOKENS)
+    # Copies of it are trained.
+    is_copied = (hashes == hashes[longest]).sum() > 1
+    return longest if len(lengths) < FEWEST_DOCUMENTS and is_far and is_near and not is_copied else None
 
-    The second has about the last `val_fraction` of the tokens, and starts after a line end if there is one. A worker
-    process opens the store from its folder, as one document, and reads only tokens, at places that recipes give.
+
+def with_last_part(
+    stores: Sequence[TokenStore], document: int, encoder: DocumentEncoder, val_fraction: float
+) -> list[TokenStore]:
+    """The stores with a document, numbered over all of them, as two; `split_by_hash` holds out the second, and only that.
+
+    The second has about the last `val_fraction` of all tokens, and starts after a line end if there is one. A worker
+    process opens the stores from their folders, as they are, and reads only tokens, at places that recipes give.
     """
-    store = copy.copy(store)
-    n_tokens = len(store.tokens)
-    cut = n_tokens - round(val_fraction * n_tokens)
-    last_part = store.tokens[cut:]
+    n_tokens = sum(len(store.tokens) for store in stores)
+    split = [copy.copy(store) for store in stores]
+    for store in split:
+        store.doc_hash = np.full(len(store), TRAINED_HASH, np.uint64)
+    bounds = np.cumsum([0, *map(len, stores)])
+    number = int(np.searchsorted(bounds, document, side="right")) - 1
+    store, document = split[number], document - int(bounds[number])
+    begin, end = store.offsets[document : document + 2].tolist()
+    cut = end - round(min(val_fraction * n_tokens, max(val_fraction, MOST_OF_TEXT) * (end - begin)))
+    last_part = store.tokens[cut:end]
     line_ends = [token_id for token_id in np.unique(last_part).tolist() if encoder.ends_line(token_id)]
     places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
     cut += int(places[0]) + 1 if len(places) else 0
-    n_bytes = int(store.text_bytes[0])
-    held_out_bytes = round(n_bytes * (n_tokens - cut) / n_tokens)
+    n_bytes = int(store.text_bytes[document])
+    held_out_bytes = round(n_bytes * (end - cut) / (end - begin))
     # A tokenizer that changes a text, as by lower case, decodes to another number of bytes.
     probe = "A  b\t,\n 中，ﬁé\U00013000"
     if encoder.decode(encoder.encode([probe])[0]) == probe:
-        held_out_bytes = min(len(encoder.decode(store.tokens[cut:].tolist()).encode()), n_bytes)
-    store.offsets = np.array([0, cut, n_tokens], np.int64)
-    store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
-    store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)
-    return store
+        held_out_bytes = min(len(encoder.decode(store.tokens[cut:end].tolist()).encode()), n_bytes)
+    store.offsets = np.insert(store.offsets, document + 1, cut)
+    store.text_bytes = np.insert(store.text_bytes, document + 1, held_out_bytes)
+    store.text_bytes[document] -= held_out_bytes
+    store.doc_hash = np.insert(store.doc_hash, document + 1, HELD_OUT_HASH)
+    return split
 
 
 class ValidationBatches:

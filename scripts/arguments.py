@@ -97,6 +97,7 @@ def evaluate_parser() -> Parser:
     )
     p.add_argument("--skip_bad_lines", default=False, help="skip and count faulty lines", **SWITCH)
     p.add_argument("--text_field", help="perplexity: field of the text, as in training (default: text)")
+    p.add_argument("--split_text", metavar="lines|blank|MARK", help="perplexity: as in training")
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(

@@ -41,6 +41,7 @@ from common.files import atomic_file, temporary_beside, try_to_write
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
+from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import plain_texts, read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
@@ -66,6 +67,8 @@ LOG_SECONDS = 30
 MORE_TOKENS = 8
 THOUGHT_TOKENS = 256
 LARGEST_EXPONENT = 700
+# Flags of a single task
+TASK_OF_FLAG = {"stride": "perplexity", "text_field": "perplexity", "split_text": "perplexity", "questions": "answers"}
 
 
 class Metric(NamedTuple):
@@ -90,7 +93,7 @@ Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Na
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
-    for flag, task in (("stride", "perplexity"), ("text_field", "perplexity"), ("questions", "answers")):
+    for flag, task in TASK_OF_FLAG.items():
         if getattr(args, flag) is not None and args.task != task:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
     if args.task == "answers" and args.max_length is not None:
@@ -158,8 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports bad lines. Errors: DataError."""
     for path in args.data_path:
-        for file in find_files(path):
-            for line, text in read_documents(file, text_field, args.bad_lines):
+        files = find_files(path)
+        for notice in notices_on_texts(files, args.split_text):
+            announce(notice, to_stderr=True)
+        for file in files:
+            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text):
                 yield str(file), line, text
     for reported in args.bad_lines.report() if args.bad_lines else ():
         announce(reported, to_stderr=True)

@@ -210,7 +210,7 @@ class DataLook:
                     source_of_file += [n_sources] * len(of_path)
                     files += of_path
                     n_sources += 1
-                texts = stored_texts(store, files, self.encoder, self.run.text_field)
+                texts = stored_texts(store, files, self.encoder, self.run.text_field, self.run.split_text)
                 for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
                     self.source_of[number] = source_of_file[file]
                     self.place_of[number] = f"{relative_to_cwd(files[file])}:{line}"
@@ -326,8 +326,11 @@ class DataLook:
             part = "whole"
             if pairs + 1 < end - begin:
                 part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
+            split = self.corpus.split_document
+            # On disk it is one document.
+            place = self.place(document - (split is not None and document > split))
             title = (
-                f"{self.place(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
+                f"{place}, {part}; {'position' if len(places) == 1 else 'positions'} "
                 f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
             )
             pieces.append(Piece(title, tokens.tolist(), is_trained))

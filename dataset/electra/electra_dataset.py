@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
 from dataset.packing import chunks, permutation
+from dataset.reading.settings import PARAGRAPHS
 from dataset.store.format import Documents, Ints, Tokens
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
@@ -36,7 +37,7 @@ class LineEncoder(DocumentEncoder):
     """Encodes documents line by line: the ids of each line, then SEP. Lines without tokens are left out; in a .txt file
     a blank line ends a document."""
 
-    blank_line_ends_document = True
+    split_text = PARAGRAPHS
     should_keep_text = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -26,10 +26,13 @@ from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
+from dataset.reading.streams import LineReader
 from dataset.store.format import Ints
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
 LONGEST_SENTENCE = 1 << 20
+# Maximum bytes of a line: two such sentences, and other columns. Reading one takes seven times its bytes.
+LONGEST_LINE = 16 << 20
 # Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
@@ -56,6 +59,11 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
         raise DataError(f"{path}: expected a .tsv with a header or a .jsonl: convert the file")
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
+    with path.open("rb") as file:
+        reader = LineReader(file, LONGEST_LINE)
+        while (read := reader.read_line()) != b"":
+            if read is None:
+                raise DataError(f"{path}:{reader.number}: a line of more than {LONGEST_LINE >> 20} MB; cut it")
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     # Blank lines at the end are no rows, unless a row is one text, which may be empty.
     content = content.rstrip(b"\r\n") if b"\t" in content else content.removesuffix(b"\n")
@@ -200,7 +208,9 @@ def cached_features(
     """
     of_task = [task.text, task.label, task.labels, task.names, task.bounds]
     options = [FORMAT, *of_task, labelled, max_seq_len, fingerprint, tokenizer.truncation_side]
-    key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
+    begun = hashlib.sha256(json.dumps(options).encode())
+    with path.open("rb") as file:
+        key = hashlib.file_digest(file, lambda: begun).hexdigest()[:16]
     folder = expand_user(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
     # A damaged cache is rebuilt, whatever its reader raises: the archive has a checksum of each array.

@@ -3,6 +3,7 @@
 pyarrow reads batch by batch. Rows are taken out one by one: a dictionary can expand to more than fits in memory.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,12 @@ ArrowSchema = Any
 # Upper bounds of a parquet batch: rows, and their estimated bytes
 MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 4 << 20
+
+# Maximum bytes of texts for a byte of their file: pyarrow takes many times the memory of a text before its length is known.
+MOST_EXPANSION = 1000
+# In IPC files, the length of a buffer before its LZ4 or zstd frame; where to look, since a longer file cannot expand as much
+COMPRESSED = re.compile(rb"(.{8})(?:\x04\x22\x4d\x18|\x28\xb5\x2f\xfd)", re.DOTALL)
+SCANNED_BYTES = 64 << 20
 
 # First bytes of an IPC file, which ends with a table of contents; a stream has neither
 ARROW_FILE_MAGIC = b"ARROW1"
@@ -81,6 +88,10 @@ def _parquet_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[
         for i in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(i)
             row_bytes = max(row_bytes, group.total_byte_size // max(group.num_rows, 1))
+            for column in map(group.column, range(group.num_columns)):
+                if column.path_in_schema == text_field:
+                    sizes = (column.total_uncompressed_size, column.total_compressed_size, column.num_values)
+                    _check_size(path, *sizes)
         batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row_bytes))
         rows = 0
         for batch in file.iter_batches(batch_size=batch_rows, columns=[text_field]):
@@ -95,6 +106,9 @@ def _ipc_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[tupl
     with arrow.memory_map(path) as source:
         is_file = source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
         open_table = ipc.open_file if is_file else ipc.open_stream
+        source.seek(0)
+        for length in COMPRESSED.finditer(memoryview(source.read_buffer(SCANNED_BYTES))):
+            _check_size(path, int.from_bytes(length[1], "little", signed=True), source.size())
         # Opened twice, like a .parquet: unread columns are not decompressed.
         source.seek(0)
         schema = open_table(source).schema
@@ -116,6 +130,14 @@ def _ipc_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[tupl
         if source.read(end - end_of_batch) not in END_MARKS:
             reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
             raise BadLine("cut file", reason)
+
+
+def _check_size(path: str, size: int, compressed: int, n_values: int = 1 << 30) -> None:
+    """Errors: DataError if so many values, of `size` bytes once they are decompressed, hold one that is too long, or a bomb."""
+    if size > faults.MAX_DOCUMENT_BYTES * n_values or size > max(
+        faults.MAX_DOCUMENT_BYTES, MOST_EXPANSION * compressed
+    ):
+        raise DataError(f"{path}: {too_long('text').args[1]} (by the file's own sizes, {size >> 20:,} MB)")
 
 
 def _bytes_types(arrow: ModuleType) -> dict[ArrowType, ArrowType]:

@@ -9,6 +9,8 @@ there is nothing to learn from it. Memory is bounded by a block of 4 MB or the l
 faults.py limits the length of documents.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,20 +33,24 @@ from dataset.reading.faults import (
     too_long,
 )
 from dataset.reading.file_kinds import OBJECTS, kind_of
-from dataset.reading.json_files import find_objects, text_of_line
+from dataset.reading.json_files import CHUNK_BYTES, find_objects, text_of_line
+from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
+# From the beginning of a line
+BLANK_LINE = rb"(?<![^\n])(?:\xef\xbb\xbf)?[ \t\r\v\f]*"
+BLANK_LINES = rb"(?:" + BLANK_LINE + rb"\n)+"
 
 
 def read_documents(
-    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
+    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: str | None = None
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
 
-    split_text: in a text file a blank line ends a document.
+    split_text: what ends a document in a text file: LINES, BLANK, PARAGRAPHS or a mark; None: its end.
     """
     for block in split_into_blocks(Path(path), text_field, BLOCK_BYTES, split_text):
         for line, text in block.documents(text_field):
@@ -54,10 +60,10 @@ def read_documents(
                 skip_or_raise(Fault(str(path), line, *text.args), bad_lines)
 
 
-def plain_texts(files: Iterable[Path], text_field: str) -> Iterator[str]:
+def plain_texts(files: Iterable[Path], text_field: str, split_text: str | None = None) -> Iterator[str]:
     """Yields the texts of files without faulty lines; of a conversation those of its messages."""
     for file in files:
-        for _, text in read_documents(file, text_field, BadLines()):
+        for _, text in read_documents(file, text_field, BadLines(), split_text):
             yield conversation_text(text) if text_field == CONVERSATION else text
 
 
@@ -69,10 +75,11 @@ class Block:
     found: list[Found]
     # bytes of the file that this block took, for progress
     source_bytes: int
+    split_text: str | None
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
         """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
-        decode = _format_of(self.path).text_of
+        decode = _format_of(self.path, self.split_text).text_of
         for line, raw in self.found:
             if isinstance(raw, BadLine):
                 yield line, raw
@@ -86,15 +93,15 @@ class Block:
                     yield line, text
 
 
-def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text: bool = False) -> Iterator[Block]:
-    """The blocks of a file in order. split_text: in a text file a blank line ends a document. Errors: DataError."""
+def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text: str | None = None) -> Iterator[Block]:
+    """The blocks of a file in order. split_text: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
     if text_field == CONVERSATION and kind.suffix not in OBJECTS:
         raise DataError(
             f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, by their own "
             "paths or by a pattern"
         )
-    find = _find_paragraphs if kind.is_text and split_text else _format_of(path).find
+    find = _format_of(path, split_text).find
     found: list[Found] = []
     size = 0
     done = 0
@@ -105,12 +112,12 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
             found.append((line, raw))
             size += len(raw) if isinstance(raw, bytes) else 0
             if size >= block_bytes or len(found) >= BLOCK_DOCUMENTS:
-                yield Block(path, found, source_bytes=file.tell() - done)
+                yield Block(path, found, file.tell() - done, split_text)
                 found = []
                 size = 0
                 done = file.tell()
         if found:
-            yield Block(path, found, source_bytes=file.tell() - done)
+            yield Block(path, found, file.tell() - done, split_text)
 
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
@@ -131,33 +138,34 @@ def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Fou
     yield 1, too_long("text file") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
 
 
-def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
-    """Paragraphs of a text file, separated by blank lines, each with its first line's number."""
-    lines = LineReader(stream, faults.MAX_DOCUMENT_BYTES)
-    # One buffer: a list of short lines would take many times their bytes. None: too long.
-    text: bytearray | None = bytearray()
-    first = 0
-    while True:
-        line = lines.read_line()
-        if line is None or line.removeprefix(BOM).strip():
-            first = first or lines.number
-            if line is None or text is None or len(text) + len(line) > faults.MAX_DOCUMENT_BYTES:
-                text = None
-            else:
-                text += line
-            continue
-        if first:
-            yield first, too_long("text between blank lines") if text is None else bytes(text)
-        if not line:
-            return
-        text = bytearray()
-        first = 0
-        lines.skip_blank_lines()
+def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Pattern[bytes]) -> Iterator[Found]:
+    """The parts of a text file, each with its first line's number. Errors: DataError for one that is too long."""
+    # data: read, and without a separator so far. line: number of its first line.
+    data = b""
+    line = 1
+    # As much again: `data` is searched again, so each byte about twice in all.
+    while more := stream.read(max(len(data), CHUNK_BYTES)):
+        data += more
+        begin = 0
+        for found in separator.finditer(data):
+            yield line, data[begin : found.start()]
+            line += data.count(b"\n", begin, found.end())
+            begin = found.end()
+        data = data[begin:]
+        if len(data) > faults.MAX_DOCUMENT_BYTES:
+            raise DataError(f"{path}:{line}: {too_long('part of the text').args[1]}")
+    yield line, re.sub(BLANK_LINE + rb"\Z", b"", data)
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
     """A whole text file, with \\n for each \\r\\n."""
     return text_of(raw.removeprefix(BOM)).replace("\r\n", "\n")
+
+
+def _text_of_piece(raw: bytes, text_field: str) -> str:
+    """A part of a text file, without line ends around it; "" if it is blank."""
+    text = _text_of_file(raw, text_field)
+    return text.strip("\n") if text.strip() else ""
 
 
 class Format(NamedTuple):
@@ -182,8 +190,17 @@ FORMATS = {
     ".arrow": Format(find_values, text_of_value),
 }
 PLAIN_TEXT = Format(_find_whole_text, _text_of_file)
+# {split_text: what separates documents}; others are marks. A line end after a mark belongs to no document, the one before a
+# blank line to the line before.
+SEPARATORS = {LINES: rb"\r?\n", BLANK: BLANK_LINES, PARAGRAPHS: BLANK_LINES}
 
 
-def _format_of(path: Path) -> Format:
+def _format_of(path: Path, split_text: str | None) -> Format:
     kind = kind_of(path)
-    return PLAIN_TEXT if kind.is_text else FORMATS[kind.suffix]
+    if not kind.is_text:
+        return FORMATS[kind.suffix]
+    if split_text is None:
+        return PLAIN_TEXT
+    separator = SEPARATORS.get(split_text) or re.escape(os.fsencode(split_text)) + rb"[\r\n]*"
+    text_of_piece = _text_of_file if split_text == PARAGRAPHS else _text_of_piece
+    return Format(partial(_find_pieces, separator=re.compile(separator)), text_of_piece)

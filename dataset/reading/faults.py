@@ -49,6 +49,13 @@ WIDE_ENCODINGS = {
     rb"([^\0]\0){4}": "utf-16-le",
     rb"(\0[^\0]){4}": "utf-16-be",
 }
+# {pattern of the first bytes: what the file is, and what to do}
+OTHER_CONTENT = {
+    rb"version https://git-lfs\.github\.com/spec/": "a pointer of git LFS, not the file itself; fetch it with `git lfs pull`",
+    rb"%PDF-\d": "a PDF, whatever its name; convert it to plain text, as by `pdftotext`, and name that",
+    rb"PK\x03\x04": "a zip file, as those of Word, Excel and EPUB are; save its text as .txt, a table as .csv (UTF-8)",
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|\{\\rtf": "a file of Word or Excel; save its text as .txt, a table as .csv (UTF-8)",
+}
 # fault kind of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
@@ -86,16 +93,17 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
         shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
         advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"
-    elif len(names) == 1 and ";" in shown:
-        advice = "separate columns by commas, in a .tsv by tabs"
+    elif len(names) == 1 and re.search("[;,\t]", shown):
+        advice = "separate columns by commas, in a .tsv by tabs (or rename the file)"
     what = "no column" if text_field not in names else "more than one column"
     raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
 
 def refuse_other_content(beginning: bytes, path: Path) -> None:
-    """Errors: DataError for text in UTF-16 or UTF-32 and for a pointer of git LFS. beginning: the first decompressed bytes."""
-    if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise DataError(f"{path}: a pointer of git LFS, not the file itself; fetch it with `git lfs pull`")
+    """Errors: DataError for OTHER_CONTENT and for text in UTF-16 or UTF-32. beginning: the first decompressed bytes."""
+    for mark, content in OTHER_CONTENT.items():
+        if re.match(mark, beginning):
+            raise DataError(f"{path}: {content}")
     for mark, encoding in WIDE_ENCODINGS.items():
         if re.match(mark, beginning):
             name = encoding.upper()

@@ -53,12 +53,23 @@ READ_TIMEOUT_S = 60
 
 # files that `save_to_disk` of Hugging Face datasets writes
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
+# Folders of packages, and of build output where a project has one of these files
+PACKAGES = ("node_modules", "site-packages", "__pycache__")
+BUILDS = ("build", "dist", "target")
+PROJECT = re.compile(
+    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*|src"
+)
+# Scripts without line ends are made from others.
+MINIFIED, LONGEST_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
+# Words in the names of what public data sets hold out, and of the rest
+HELD_OUT = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
+TRAINING = re.compile(r"(?<![a-z])train(ing)?(?![a-z])", re.IGNORECASE)
 # folders at the top of a disk that only the system may read
 SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
-    "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (others: by --text_suffixes "
-    "of train_pretrain.py, or named .txt), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
+    "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (other plain text: by "
+    "--text_suffixes; tables and JSON: by their right suffix), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
 )
 TEXT_SUFFIXES_HELP = (
     "suffixes of files to read as plain text in every folder, besides .txt, such as .py .md (default: those of "
@@ -118,8 +129,9 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache
 
 def choose_files(
     data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None
-) -> tuple[list[Path], list[Path]]:
-    """(files that `find_files` reads, files left out), sorted by path. An unread README or license is in neither."""
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """(files that `find_files` reads, files of other kinds, packages, build output and minified files), sorted by path. An
+    unread README or license is in none."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
@@ -127,7 +139,8 @@ def choose_files(
     path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
     # Only folders and patterns need a choice: a named file is read if its kind is known.
     is_file = is_remote or os.path.isfile(path)
-    found = [path] if is_file else _files_of(path)
+    foreign: list[Path] = []
+    found = [path] if is_file else _files_of(path, foreign)
     always_read = (".txt", *(text_suffixes or ()))
     kinds: dict[Path, FileKind] = {}
     for file in found:
@@ -142,7 +155,7 @@ def choose_files(
         if not kinds:
             advice = "download a folder or a pattern first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
-        return [_fetched(data_path, cache_dir) if is_remote else path], []
+        return [_fetched(data_path, cache_dir) if is_remote else path], [], []
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
     chosen = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
@@ -155,8 +168,12 @@ def choose_files(
             chosen = [file for file, kind in kinds.items() if kind.suffix in TABLES] or chosen
     if not chosen:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
+    # All of them are meant, if there is nothing else.
+    own = [file for file in chosen if not _is_minified(file)] or chosen
+    foreign += set(chosen).difference(own)
     left_out = [file for file in set(found).difference(chosen) if not _is_readme_or_license(file)]
-    return sorted(chosen, key=Path.as_posix), sorted(left_out, key=Path.as_posix)
+    own, left_out, foreign = (sorted(files, key=Path.as_posix) for files in (own, left_out, foreign))
+    return own, left_out, foreign
 
 
 def _file_system(scheme: str) -> FileSystem:
@@ -238,8 +255,17 @@ def _is_readme_or_license(file: Path) -> bool:
     return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying)\b|notice(\.\w+)?$", file.name, re.IGNORECASE))
 
 
-def _files_of(path: Path) -> list[Path]:
-    """The files of a folder, or of all matches of a glob. Errors: DataError if there are none.
+def _is_minified(file: Path) -> bool:
+    """True for a script of enormous lines."""
+    if kind_of(file).suffix not in MINIFIED:
+        return False
+    with file.open("rb") as script:
+        lines = script.read(4 * LONGEST_SCRIPT_LINE).splitlines()
+    return ".min." in file.name or any(len(line) > LONGEST_SCRIPT_LINE for line in lines)
+
+
+def _files_of(path: Path, foreign: list[Path]) -> list[Path]:
+    """The files of a folder, or of all matches of a glob. foreign: as in `_walk`. Errors: DataError if there are none.
 
     A folder that a glob matches is read like a named one, as if the shell had expanded the glob.
     """
@@ -269,7 +295,7 @@ def _files_of(path: Path) -> list[Path]:
             files.append(match)
             continue
         below: list[Path] = []
-        for place, names in _walk(match, seen):
+        for place, names in _walk(match, seen, foreign):
             names = _without_old_shards(place, names) if "state.json" in names else names
             below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
         all_files = set(below)
@@ -282,8 +308,9 @@ def _files_of(path: Path) -> list[Path]:
     return list(found.values())
 
 
-def _walk(top: str | Path, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: str | Path, seen: set[str], foreign: list[Path]) -> Iterator[tuple[str, list[str]]]:
     """(folder, names of its files) of a folder and the visible ones below it. seen: real paths of folders already read.
+    foreign: gets the folders of packages and build output below it, which are left out.
 
     It follows links, unlike rglob: a corpus is often a folder of links to other disks. A folder that is reached twice, by a
     link to itself or to a parent, is read once.
@@ -293,6 +320,11 @@ def _walk(top: str | Path, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
         # In place: os.walk descends into what is left in the list. Sorted: which of two links to a folder is followed must not
         # depend on the disk.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
+        skipped = PACKAGES + (BUILDS if any(map(PROJECT.fullmatch, names + folders)) else ())
+        for name in [*folders]:
+            if name in skipped or os.path.exists(os.path.join(place, name, "pyvenv.cfg")):
+                folders.remove(name)
+                foreign.append(Path(place, name))
         if real not in seen:
             seen.add(real)
             yield place, names
@@ -329,7 +361,7 @@ def _matches_of(pattern: Path) -> list[Path]:
     if at == len(parts):
         return [Path(top) for top in tops]
     # Not glob's own `**`, which goes around a loop of links forty times.
-    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set())]
+    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set(), [])]
     # A last `**` matches folders and files.
     endings = [parts[at + 1 :]] if parts[at + 1 :] else [[], ["*"]]
     unique: dict[str, Path] = {}
@@ -337,6 +369,31 @@ def _matches_of(pattern: Path) -> list[Path]:
         for match in _matches_of(Path(folder, *ending)):
             unique.setdefault(os.path.realpath(match), match)
     return list(unique.values())
+
+
+def notice_of_held_out(files: Sequence[Path]) -> list[str]:
+    """A line if some files are called as a data set calls what it holds out, and others are not."""
+    files = [file for file in files if kind_of(file).suffix in (".txt", *CORPORA, *TABLES)]
+    try:
+        folder = Path(os.path.commonpath([os.path.abspath(file.parent) for file in files]))
+    except ValueError:
+        # No files, or on several drives
+        return []
+    names = [Path(os.path.abspath(file)).relative_to(folder).as_posix() for file in files]
+    held_out = [name for name in names if HELD_OUT.search(name) and not TRAINING.search(name)]
+    trained = [name for name in names if name not in held_out]
+    if not (held_out and trained):
+        return []
+    # Test files are for the end, if there are others.
+    held_out.sort(key=lambda name: "test" in name.lower())
+    patterns = []
+    for name, word in ((min(trained, key=lambda name: not TRAINING.search(name)), TRAINING), (held_out[0], HELD_OUT)):
+        found = word.search(name)
+        patterns.append(folder / (f"{name[: found.end()]}*" if found else name))
+    return [
+        f"warning: trained too: {', '.join(held_out[:4])}{', ...' if held_out[4:] else ''} in {folder}; if that is not meant: "
+        f"--data_path {patterns[0]} --val_path {patterns[1]}"
+    ]
 
 
 def expand_user(path: str | Path) -> Path:

@@ -9,6 +9,10 @@ from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 OFF = "none"
 EXACT = "exact"
 NEAR = "near"
+# Values of --split_text, besides a mark. PARAGRAPHS is none: BLANK, but a document keeps its last line end.
+LINES = "lines"
+BLANK = "blank"
+PARAGRAPHS = ""
 
 
 @dataclass(kw_only=True)
@@ -19,6 +23,11 @@ class TextSettings(Settings):
     skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
     text_suffixes: list[str] | None = setting(
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
+    )
+    split_text: str | None = setting(
+        None,
+        metavar="lines|blank|MARK",
+        help="in files of plain text, each line is a document, or what blank lines or a mark such as '<|endoftext|>' separate",
     )
     cache_dir: str | None = setting(
         None,

@@ -88,8 +88,9 @@ def _near_or_exact(
     shown = options.get("progress", True)
     if shown:
         announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
+    text_field = options.get("text_field", "text")
     texts = chain.from_iterable(
-        (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
+        (text for _, _, text in stored_texts(store, of_store, encoder, text_field, options.get("split_text")))
         for store, of_store in zip(stores, files, strict=True)
     )
     is_copy = near_copies(enumerate(texts), exact, place).of != NO_EARLIER
@@ -108,7 +109,7 @@ def check_library(method: str) -> None:
 
 
 def stored_texts(
-    store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str
+    store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str, split_text: str | None = None
 ) -> Iterator[tuple[int, int, str]]:
     """(file number, line from 1 or row of a table, text) of each document of a store, in order. The text of a
     conversation is that of its messages. files: those that the store was built from.
@@ -119,7 +120,7 @@ def stored_texts(
     number = 0
     for file, path in enumerate(files):
         # Bad lines were reported when the store was built, or were to be skipped.
-        for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
+        for line, text in read_documents(path, text_field, BadLines(), split_text or encoder.split_text):
             if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
                 yield file, line, conversation_text(text) if text_field == CONVERSATION else text
                 number += 1

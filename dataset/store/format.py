@@ -55,7 +55,7 @@ class TokenStore:
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
-        # Lines for the user
+        # Lines for the user, on the files that it is opened for
         self.notices: list[str] = []
 
     def __len__(self) -> int:

@@ -47,6 +47,7 @@ from common.files import (
 )
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
+from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
@@ -77,6 +78,7 @@ class StoreOptions(TypedDict, total=False):
     num_procs: int | None
     progress: bool
     text_suffixes: Sequence[str] | None
+    split_text: str | None
 
 
 def open_or_build(
@@ -89,12 +91,14 @@ def open_or_build(
     num_procs: int | None = None,
     progress: bool = True,
     text_suffixes: Sequence[str] | None = None,
+    split_text: str | None = None,
 ) -> TokenStore:
     """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
 
     The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `cache_dir`;
     for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
-    num_procs: default up to all cores. text_suffixes: as in `find_files`.
+    num_procs: default up to all cores. text_suffixes: as in `find_files`. split_text: as in
+    `read_documents`.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
     that cannot be written; UserError for a file that cannot be read.
@@ -113,8 +117,11 @@ def open_or_build(
             kind = kind_of(file)
             data.append((kind.suffix + kind.compression, digests[stat]))
         # Before hours of tokenising
-        notices = lost_text(plain_texts(files, text_field), encoder.round_trip, f"{paths[0]}: {encoder.name}")
-    key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines])
+        texts = plain_texts(files, text_field, split_text or encoder.split_text)
+        notices = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+    # Only if it changes what is read: other stores keep their names.
+    split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
+    key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
     source = _source_name(Path(paths[0]))
     name = f"{source}-{key[:16]}"
     store = next(filter(None, (open_store(place / name) for place in places)), None)
@@ -128,7 +135,7 @@ def open_or_build(
                 if store is None:
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
-                        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+                        encode = BlockEncoder(encoder, text_field, skip_bad_lines, split_text)
                         _tokenise(writer, source, files, stats, encode, num_procs, progress)
                         writer.finish({"key": key, "source_name": source, "dtype": dtype})
                     sync_folder(place)
@@ -147,7 +154,9 @@ def open_or_build(
                 entries.append([path, size, modified, changed, inode, digest])
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
-    store.notices = notices if encoder.should_keep_text else []
+    store.notices = notices_on_texts(files, split_text or encoder.split_text)
+    if encoder.should_keep_text:
+        store.notices += notices
     return store
 
 
@@ -202,10 +211,8 @@ def _tokenise(
     begin = last_line = time.monotonic()
     done = 0
     state = ""
-    ends_at_blank_line = encode.encoder.blank_line_ends_document
-    blocks = chain.from_iterable(
-        split_into_blocks(file, encode.text_field, BLOCK_BYTES, ends_at_blank_line) for file in files
-    )
+    split_text = encode.split_text or encode.encoder.split_text
+    blocks = chain.from_iterable(split_into_blocks(file, encode.text_field, BLOCK_BYTES, split_text) for file in files)
     with closing(encode_blocks(blocks, encode, num_procs)) as results:
         for block in results:
             for fault in block.faults:
@@ -276,6 +283,7 @@ class BlockEncoder:
     encoder: DocumentEncoder
     text_field: str
     skip_bad_lines: bool
+    split_text: str | None = None
 
     def __call__(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"

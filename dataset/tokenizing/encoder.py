@@ -109,8 +109,8 @@ class DocumentEncoder:
     that is longer than LONGEST_WHOLE.
     """
 
-    # True: a blank line in a .txt file ends a document.
-    blank_line_ends_document = False
+    # How text files are split without --split_text, see `read_documents`.
+    split_text: str | None = None
     # The last part of a single text can be held out for validation.
     can_hold_out_part = True
     # False: texts may lose case and spaces, as no figure counts their bytes.

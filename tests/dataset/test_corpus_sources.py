@@ -1,7 +1,7 @@
 """Which token stores the paths of --data_path make, and what is held out. Reference: the documents of the files."""
 
 import json
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -95,14 +95,14 @@ def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
     assert any("does not get its share" in line for line in report)
 
 
-@pytest.mark.parametrize("split", [{"val_path": "valid.jsonl"}, {"val_fraction": 0.5}])
+@pytest.mark.parametrize("split", [{"val_path": "valid.jsonl"}, {"val_fraction": 0.2}])
 def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, monkeypatch, split):
     """Without BOS and EOS a document of one token has no pair, so its loss would be 0."""
     monkeypatch.chdir(tmp_path)
     encoder.bos_id = encoder.eos_id = None
     training = write_texts(tmp_path / "a.jsonl", ["the cat sat", "a"] if "val_path" in split else ["a", "b", "c", "d"])
     write_texts(tmp_path / "valid.jsonl", ["a", "b"])
-    with pytest.raises(DataError, match="valid.jsonl: no document of two|0.5 holds out: no document of two") as caught:
+    with pytest.raises(DataError, match="valid.jsonl: no document of two|0.2 holds out: no document of two") as caught:
         Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split)
     assert "so there is no loss to measure" in str(caught.value)
     write_texts(tmp_path / "valid.jsonl", ["a", "b c"])
@@ -130,3 +130,37 @@ def test_the_last_part_of_one_long_text_is_held_out_from_a_line_on(tmp_path, fra
     assert corpus.documents.tolist() == [0] and corpus.val_documents.tolist() == [1]
     assert corpus.validation().n_bytes == len(held_out.encode())
     assert corpus.plan(0).row_targets(0, corpus.plan(0).n_rows) == corpus.store.offsets[1] - 1
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.25])
+@pytest.mark.parametrize("paths", [["a.txt", "b.txt", "c.txt"], ["a.txt:0.5", "b.txt:0.3", "c.txt:0.2"]])
+def test_of_few_long_texts_the_end_of_the_longest_is_held_out(tmp_path, monkeypatch, paths, fraction):
+    """Reference: the books themselves. Their hashes would hold out nothing, or whole books."""
+    monkeypatch.chdir(tmp_path)
+    books = {name: "".join(f"{name} says {i}.\n" for i in range(n)) for name, n in (("a", 200), ("b", 400), ("c", 150))}
+    for name, text in books.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    whole = Corpus(paths, encoder, max_seq_len=32, seed=0, progress=False)
+    corpus = Corpus(paths, encoder, max_seq_len=32, seed=0, val_fraction=fraction, deduplicate="exact", progress=False)
+    parts = [encoder.decode(corpus.store.tokens[slice(*bounds)].tolist()) for bounds in pairwise(corpus.store.offsets)]
+    assert [parts[0], parts[1] + parts[2], parts[3]] == [*books.values()]
+    assert corpus.documents.tolist() == [0, 1, 3] and corpus.val_documents.tolist() == [2]
+    tokens = len(corpus.store.tokens)
+    held_out = int(np.diff(corpus.store.offsets)[2])
+    assert held_out == pytest.approx(fraction * tokens, abs=20)
+    assert f"the end of the longest, {held_out:,} tokens ({held_out / tokens:.1%})" in " ".join(corpus.notices)
+    assert corpus.store.text_bytes.tolist() == [len(part.encode()) for part in parts]
+    assert whole.store.text_bytes.tolist() == [len(text) for text in books.values()]
+    assert corpus.layout()["held-out part"] == 1 and whole.layout()["held-out part"] is None
+
+
+def test_a_split_of_many_or_short_texts_stays_as_the_hashes_have_it(tmp_path, encoder):
+    for texts in (
+        [f"the cat sat {i} " * 5 for i in range(40)],
+        [f"the cat {i}" for i in range(300)] + ["a mat " * 5000],
+    ):
+        path = write_texts(tmp_path / f"{len(texts)}.jsonl", texts)
+        corpus = Corpus([path], encoder, max_seq_len=16, seed=0, val_fraction=0.1, progress=False)
+        hashes = corpus.store.doc_hash / 2.0**64
+        assert corpus.val_documents.tolist() == np.flatnonzero(hashes < 0.1).tolist()

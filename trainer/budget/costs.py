@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dataset.corpus import EVAL_ROWS, Corpus, split_by_hash
+from dataset.corpus import EVAL_ROWS, FEWEST_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -72,7 +72,6 @@ MOST_TIMED_S = 10.0
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
-FEWEST_DOCUMENTS = 200
 # A larger share of the tokens is a few long documents, or copies of one.
 MOST_HELD_OUT = 0.1
 # Minimum held-out tokens of a corpus that is one document
@@ -174,11 +173,11 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
-    if len(corpus.store) == 1 and encoder.can_hold_out_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS:
-        # One long document: its last part
-        return float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
     if n_documents < FEWEST_DOCUMENTS:
-        return 0.0
+        fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
+        # A few long documents: the last part of the longest
+        is_part = encoder.can_hold_out_part and document_to_split(corpus.stores, fraction) is not None
+        return fraction if is_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS else 0.0
     fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
     # One digit is enough, and reads well in a command.
     fraction = float(f"{fraction:.1g}")

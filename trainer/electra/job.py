@@ -124,11 +124,11 @@ class ElectraJob(Job):
                 for field, value in one.config.to_diff_dict().items()
                 if field not in NOT_COMPARED
             },
-            "row layout": {name: getattr(settings, name) for name in row_layout},
+            "row layout": {name: getattr(settings, name) for name in row_layout} | self.corpus.part_layout,
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
         flags_to_check = {
-            "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
+            "data": "--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate",
             "tokenizer": "--vocab_path",
         }
         self.identity = Identity(entries, flags_to_check, ignored_on_resume=("init_std",))
@@ -195,6 +195,7 @@ class ElectraJob(Job):
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
+            split_text=settings.split_text,
             skip_bad_lines=settings.skip_bad_lines,
             progress=self.ranks.is_main,
         )

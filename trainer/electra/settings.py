@@ -113,7 +113,7 @@ class ElectraData(TextSettings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help="like train_pretrain.py's, without shares; in .txt and source code a blank line ends a document "
+        help="like train_pretrain.py's, without shares; in .txt and source code a blank line ends a document unless --split_text says otherwise "
         "(default: the embedded corpus)",
         first=True,
     )

@@ -43,7 +43,7 @@ DOCUMENTS = TextKind(
     Corpus,
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     trains_answers=False,
-    data_flags="--data_path, --text_field, --skip_bad_lines, --deduplicate",
+    data_flags="--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate",
     default_file="pretrain_hq.jsonl",
     build_embedded=build_embedded_corpus,
     embedded_description="the documentation inside the installed Python",
@@ -99,6 +99,7 @@ def open_corpus(
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
+            split_text=settings.split_text,
             skip_bad_lines=settings.skip_bad_lines,
             progress=ranks.is_main,
         )

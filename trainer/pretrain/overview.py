@@ -133,11 +133,14 @@ def pretraining_overview(
 
 def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[str]:
     """A line if more than a tenth of a source's first documents spell a special token: a few may only mention it."""
+    tokenizer = initial_model.tokenizer
+    # Padding would end no document.
+    tokens = [token for token in tokenizer.all_special_tokens if token.strip() and token != tokenizer.pad_token]
     for store in corpus.stores:
         places = pairwise(store.offsets[:201].tolist())
         ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
-        texts = [str(initial_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
-        for token in filter(str.strip, initial_model.tokenizer.all_special_tokens):
+        texts = [str(tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+        for token in tokens:
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
                 return [f"{note}: --parse_special_tokens 1 reads it as the token itself, as MiniMind does"]

@@ -64,6 +64,7 @@ class SftSettings(ConversationSettings, PretrainSettings):
     long_documents: ClassVar[str] = "truncate"  # type: ignore[misc]
     parse_special_tokens: ClassVar[bool | None] = None  # type: ignore[misc]
     text_suffixes: ClassVar[list[str] | None] = None  # type: ignore[misc]
+    split_text: ClassVar[str | None] = None  # type: ignore[misc]
 
     @classmethod
     def groups(cls) -> tuple[type[Settings], ...]:

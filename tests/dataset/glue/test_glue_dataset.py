@@ -117,6 +117,7 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: expected an object with the texts"),
         (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG * 17}", ":2: a line of more than 16 MB"),
         # 1e39 is infinite in float32, and so is 1e20's square in the loss.
         *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
     ],

@@ -106,6 +106,26 @@ def test_many_texts_of_one_dictionary_entry_take_the_memory_of_one(tmp_path):
     assert read_within(file, 500) == str(200 * 4_000_000)
 
 
+@needs_linux
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows):
+    """300 MB in a file of kilobytes: before, pyarrow took two to six times as much memory."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / f"a{suffix}"
+    table = arrow.table({"text": ["x" * (300 << 20), *["a"] * (rows - 1)]})
+    if suffix == ".parquet":
+        parquet.write_table(table, file, compression="zstd")
+    else:
+        options = arrow.ipc.IpcWriteOptions(compression="zstd")
+        with arrow.ipc.new_file(str(file), table.schema, options=options) as writer:
+            writer.write_table(table)
+    assert file.stat().st_size < 50_000
+    assert "is longer than 256 MB; cut its text into several documents (by the file's own sizes" in read_within(
+        file, 300
+    )
+
+
 # ------------------------------------------------------------------------- the limit on a document, made small
 
 LIMIT = 1000

@@ -1,12 +1,15 @@
 """Documents out of files. References: the texts that were written, and Python's own json, gzip and pyarrow."""
 
 import json
+import re
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
+from dataset.reading import documents, faults
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
 from dataset.reading.faults import BadLines
 
@@ -90,3 +93,35 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
         found += list(block.documents("text"))
     assert [pair for pair in found if isinstance(pair[1], str)] == expected
     assert len(found) == len(filled)
+
+
+PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
+
+
+@given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(["lines", "blank", "<|end|>"]))
+@settings(max_examples=150, deadline=None)
+def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chunk, value):
+    """Reference: str.split and re.split of all of it. The lines that are told hold the first words."""
+    file = tmp_path_factory.mktemp("split") / "a.txt"
+    file.write_text("".join(parts), newline="", encoding="utf-8")
+    text = "".join(parts).replace("\r\n", "\n")
+    pieces = re.split(r"\n\s*\n", text) if value == "blank" else text.split("\n" if value == "lines" else value)
+    with mock.patch.object(documents, "CHUNK_BYTES", chunk):
+        found = list(read_documents(file, split_text=value))
+    assert [piece.strip() for _, piece in found] == [piece.strip() for piece in pieces if piece.strip()]
+    for number, piece in found:
+        assert piece.strip("\n") == piece and piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
+    assert found == [] or found[-1][0] <= text.count("\n") + 1
+
+
+def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", 1000)
+    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 999)
+    for value in ("lines", "<|end|>"):
+        assert list(read_documents(tmp_path / "a.txt", split_text=value))[-1] == (1001, "x" * 999)
+    with pytest.raises(DataError, match="a.txt:1: the text file is longer than"):
+        list(read_documents(tmp_path / "a.txt"))
+    monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
+    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 2000)
+    with pytest.raises(DataError, match="a.txt:1001: the part of the text is longer than"):
+        list(read_documents(tmp_path / "a.txt", split_text="<|end|>"))

@@ -141,3 +141,43 @@ def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monke
     for name in ("private/a.jsonl", "private/folder"):
         with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
             find_files(str(tmp_path / name))
+
+
+def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_path):
+    own = ["package.json", "src/app.js", "lib/build/own.py"]
+    others = ["node_modules/x/index.js", "env/pyvenv.cfg", "env/lib/a.py", "build/main.js", "api/site-packages/b.py"]
+    write(tmp_path, *own, *others, "jquery.min.js")
+    (tmp_path / "bundle.js").write_text("/* license */\n" + "var a=1;" * 1000)
+    assert find_files(str(tmp_path)) == [tmp_path / "lib/build/own.py", tmp_path / "src/app.js"]
+    found = [
+        line for line in notices_of_paths([str(tmp_path)]) if "packages, build output and minified files left" in line
+    ]
+    shown = [str(tmp_path / name) for name in ("api/site-packages", "build", "bundle.js", "env")]
+    assert len(found) == 1 and f"left out: {', '.join(shown)} and 2 more; to read one" in found[0]
+    for name in ("node_modules", "build/main.js", "bundle.js"):
+        assert len(find_files(str(tmp_path / name))) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (
+            ["train-0.jsonl", "test.jsonl", "valid.jsonl"],
+            "valid.jsonl, test.jsonl in {0}; if that is not meant: --data_path {0}/train* --val_path {0}/valid*",
+        ),
+        (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet in {0}/data"),
+        (
+            ["train/a.txt", "dev/a.txt"],
+            "dev/a.txt in {0}; if that is not meant: --data_path {0}/train* --val_path {0}/dev*",
+        ),
+        (["books.txt", "TinyStories-valid.txt"], " --data_path {0}/books.txt --val_path {0}/TinyStories-valid*"),
+        (["latest.jsonl", "contest.jsonl", "devices.jsonl"], None),
+        (["src/a.py", "src/test_a.py"], None),
+        (["valid.jsonl"], None),
+    ],
+)
+def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, line):
+    write(tmp_path, *files)
+    found = [one for one in notices_of_paths([str(tmp_path)]) if "trained too" in one]
+    assert len(found) == bool(line)
+    assert not line or line.format(tmp_path) in found[0]

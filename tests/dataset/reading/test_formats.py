@@ -126,6 +126,24 @@ def test_text_in_utf_16_and_pointers_of_git_are_told_as_such(tmp_path, suffix, l
             texts_of(file)
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".csv", ".jsonl", ".txt.gz"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
+        (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
+        (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
+    ],
+)
+def test_documents_of_office_programs_are_told_by_their_first_bytes(tmp_path, suffix, content, words):
+    """References: the file signatures of the formats."""
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    with pytest.raises(DataError, match=f"{file.name}: {words}"):
+        list(read_documents(file, bad_lines=BadLines()))
+
+
 # ------------------------------------------------------------------------------------------------- json
 
 
@@ -216,6 +234,7 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     ("content", "advice"),
     [
         (b"text;label\na;1\n", "separate columns by commas"),
+        (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
         ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
     ],
 )

@@ -267,3 +267,12 @@ def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
     monkeypatch.setattr(BlockEncoder, "__call__", lambda self, block: os._exit(9))
     with pytest.raises(DataError, match=r"process \d+ ended with code 9;"):
         open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+
+
+def test_a_split_is_part_of_the_name_of_a_store_only_where_it_splits(tmp_path, encoder):
+    (tmp_path / "a.txt").write_text("the cat\nsat on\n\na mat\n")
+    plain, jsonl = open_or_build(str(tmp_path / "a.txt"), encoder), write(tmp_path / "b.jsonl", TEXTS[:3])
+    split = open_or_build(str(tmp_path / "a.txt"), encoder, split_text="lines")
+    check(split, ["the cat", "sat on", "a mat"], encoder)
+    assert len(plain) == 1 and plain.folder != split.folder
+    assert open_or_build(jsonl, encoder).folder == open_or_build(jsonl, encoder, split_text="lines").folder

@@ -67,11 +67,15 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     assert_same_weights(again, run)
 
 
-def test_of_one_long_text_a_plan_holds_out_the_last_part(tmp_path):
+@pytest.mark.parametrize("n_books", [1, 3])
+def test_of_few_long_texts_a_plan_holds_out_the_last_part(tmp_path, n_books):
     lines = [f"{number}. The cat sat on mat {number % 97}.\n" for number in range(8000)]
-    (tmp_path / "novel.txt").write_text("".join(lines))
-    run = planned(tmp_path / "out", tmp_path / "novel.txt")
+    (tmp_path / "novels").mkdir()
+    for book in range(n_books):
+        (tmp_path / "novels" / f"{book}.txt").write_text("".join(lines[book::n_books]))
+    run = planned(tmp_path / "out", tmp_path / "novels")
     assert 0 < run.settings.val_fraction <= 0.02 and run.progress.update > 0
+    assert len(run.job.corpus.val_documents) == 1 and len(run.job.corpus.documents) == n_books
 
 
 def test_dry_run_writes_nothing(text, tmp_path, capfd):
