@@ -134,14 +134,14 @@ class Corpus:
                     # Both parts of a document are copies, or neither.
                     is_copy = np.insert(is_copy, self.split_document, is_copy[self.split_document])
                 self.documents = self.documents[~is_copy]
-        self.notices += [line for store in stores for line in [*store.bad_lines.report(), *store.notices]]
+        self.notices += [line for store in stores for line in store.report()]
         # validation documents and their store, with --val_fraction `store` itself; None: no validation
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.notices += [f"--val_path: {line}" for line in (*val_store.bad_lines.report(), *val_store.notices)]
+            self.notices += [f"--val_path: {line}" for line in val_store.report()]
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:

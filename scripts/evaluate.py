@@ -29,6 +29,7 @@ import math
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
 from dataset.reading.beginnings import notices_on_texts
-from dataset.reading.conversations import CONVERSATION
+from dataset.reading.conversations import CONVERSATION, Notes, report_of
 from dataset.reading.documents import plain_texts, read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import find_files
@@ -159,15 +160,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
-    """Yields (file, line, text) of each document of --data_path, then reports bad lines. Errors: DataError."""
+    """Yields (file, line, text) of each document of --data_path, then reports fields of chats and bad lines. Errors: DataError."""
+    notes: Notes = Counter()
     for path in args.data_path:
         files = find_files(path)
         for notice in notices_on_texts(files, args.split_text):
             announce(notice, to_stderr=True)
         for file in files:
-            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text):
+            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
                 yield str(file), line, text
-    for reported in args.bad_lines.report() if args.bad_lines else ():
+    for reported in report_of(notes) + (args.bad_lines.report() if args.bad_lines else []):
         announce(reported, to_stderr=True)
 
 

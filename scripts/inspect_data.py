@@ -55,7 +55,6 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     InspectSettings.parse()
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
@@ -71,11 +70,8 @@ from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
-from dataset.reading.conversations import FIELDS
-from dataset.reading.documents import read_documents
-from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
-from dataset.reading.json_files import ANY_TEXT
+from dataset.reading.documents import is_chat_file
+from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
 from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints, TokenStore
@@ -155,7 +151,8 @@ class DataLook:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
         self.groups = [source.paths for source in group_sources(data_of(settings))]
-        self.is_chat = is_chat(find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0], settings)
+        first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
+        self.is_chat = is_chat_file(first_file, settings.text_field)
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
@@ -340,16 +337,6 @@ class DataLook:
             f"{sum(target >= 0 for target in targets)} trained, {documents.count(-1)} of padding"
         )
         return title, pieces
-
-
-def is_chat(file: Path, settings: InspectSettings) -> bool:
-    """True if the first document of a file is a conversation, not a text."""
-    if kind_of(file).suffix not in OBJECTS:
-        return False
-    # Faults are reported when all lines are read.
-    _, first = next(read_documents(file, ANY_TEXT, BadLines()), (0, "{}"))
-    record = json.loads(first)
-    return settings.text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)
 
 
 def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:

@@ -180,7 +180,7 @@ class ChatEncoder(DocumentEncoder):
     def chat_prompt_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The ids of the turns so far, up to the assistant's answer. tools: the functions that it may call."""
         # As for lines of data: <think> at the start of an answer is parsed.
-        checked = [checked_message(message, number) for number, message in enumerate(messages, 1)]
+        checked = [checked_message(dict(message), number) for number, message in enumerate(messages, 1)]
         text = json.dumps({"messages": checked, "tools": list(tools)}, ensure_ascii=False)
         return self._ids_of(text, add_generation_prompt=True)
 

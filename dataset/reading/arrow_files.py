@@ -1,8 +1,10 @@
-"""`.parquet` and `.arrow` files (IPC files, and the streams that Hugging Face datasets saves): one document per row.
+"""`.parquet` and `.arrow` files (IPC files, and the streams that Hugging Face datasets saves): one document per row, which is
+the text of a column or, for chats, the row as a JSON object.
 
 pyarrow reads batch by batch. Rows are taken out one by one: a dictionary can expand to more than fits in memory.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from dataset.reading.streams import Stream
 
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
 ArrowArray = Any
+ArrowBatch = Any
 ArrowType = Any
 ArrowSchema = Any
 
@@ -38,8 +41,8 @@ ARROW_FILE_MAGIC = b"ARROW1"
 END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 
 
-def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
-    """Yields (row number from 1, bytes of its text or fault).
+def find_values(stream: Stream, path: str, text_field: str, is_whole_row: bool = False) -> Iterator[Found]:
+    """Yields (row number from 1, bytes of its text or fault). is_whole_row: of a JSON object with all columns.
 
     pyarrow opens the file itself; `stream` is only moved along, to show progress as for other formats.
     Errors: DataError.
@@ -50,16 +53,11 @@ def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     columns = _parquet_columns if suffix == ".parquet" else _ipc_columns
     row = 0
     try:
-        for share, column in columns(arrow, path, text_field):
+        for share, batch in columns(arrow, path, None if is_whole_row else text_field):
             stream.seek(int(share * size))
-            for scalar in _scalars(arrow, column):
+            for raw in _objects(arrow, batch) if is_whole_row else _texts(arrow, batch.column(text_field), text_field):
                 row += 1
-                if scalar is None or not scalar.is_valid:
-                    yield row, BadLine("text is null", f"{text_field!r} is a null, not a string")
-                    continue
-                # A buffer points into the batch: its bytes are copied only after its size is checked.
-                buffer = scalar.as_buffer()
-                yield row, too_long("value") if buffer.size > faults.MAX_DOCUMENT_BYTES else buffer.to_pybytes()
+                yield row, raw
     except BadLine as bad:
         yield row + 1, bad
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
@@ -76,13 +74,15 @@ def text_of_value(raw: bytes, text_field: str) -> str:
         raise BadLine("bad UTF-8", f"{text_field!r} is not UTF-8: {where}") from None
 
 
-def _parquet_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[tuple[float, ArrowArray]]:
-    """Yields (share of the file read, from 0 to 1; text column of the next rows)."""
+def _parquet_columns(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
+    """Yields (share of the file read, from 0 to 1; the next rows). text_field: the only column that is read; None: all are."""
     parquet = optional_package("pyarrow.parquet", "to read .parquet")
     # Before the file is opened with the column's name: pyarrow raises KeyError for a missing column.
     _check_schema(arrow, parquet.read_schema(path), path, text_field)
+    schema = parquet.read_metadata(path).schema
+    names = [text_field] if text_field is not None else [schema.column(i).path for i in range(len(schema))]
     # read_dictionary: equal texts are held once. buffer_size: row groups are not read whole.
-    with parquet.ParquetFile(path, read_dictionary=[text_field], buffer_size=1 << 20) as file:
+    with parquet.ParquetFile(path, read_dictionary=names, buffer_size=1 << 20) as file:
         # Mean bytes of a row in the row group where they are largest; all columns count, though one is read.
         row_bytes = 1
         for i in range(file.metadata.num_row_groups):
@@ -94,13 +94,12 @@ def _parquet_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[
                     _check_size(path, *sizes)
         batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row_bytes))
         rows = 0
-        for batch in file.iter_batches(batch_size=batch_rows, columns=[text_field]):
+        for batch in file.iter_batches(batch_size=batch_rows, columns=text_field and [text_field]):
             rows += len(batch)
-            # By name: "a.b" also selects a field of a column "a", which comes first.
-            yield rows / max(file.metadata.num_rows, rows), batch.column(text_field)
+            yield rows / max(file.metadata.num_rows, rows), batch
 
 
-def _ipc_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[tuple[float, ArrowArray]]:
+def _ipc_columns(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
     """The same for an IPC file or stream, one record batch at a time."""
     ipc = optional_package("pyarrow.ipc", "to read .arrow")
     with arrow.memory_map(path) as source:
@@ -114,15 +113,16 @@ def _ipc_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[tupl
         schema = open_table(source).schema
         _check_schema(arrow, schema, path, text_field)
         source.seek(0)
-        table = open_table(source, options=ipc.IpcReadOptions(included_fields=[schema.get_field_index(text_field)]))
+        columns = None if text_field is None else [schema.get_field_index(text_field)]
+        table = open_table(source, options=ipc.IpcReadOptions(included_fields=columns))
         if is_file:
             for i in range(table.num_record_batches):
-                yield (i + 1) / table.num_record_batches, table.get_batch(i).column(text_field)
+                yield (i + 1) / table.num_record_batches, table.get_batch(i)
             return
         end_of_batch = source.tell()
         for batch in table:
             end_of_batch = source.tell()
-            yield end_of_batch / source.size(), batch.column(text_field)
+            yield end_of_batch / source.size(), batch
         # pyarrow takes the end of the file for the end of the stream: a copy that was cut off between two messages
         # would silently be a shorter corpus.
         end = source.tell()
@@ -149,8 +149,10 @@ def _bytes_types(arrow: ModuleType) -> dict[ArrowType, ArrowType]:
     return types
 
 
-def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field: str) -> None:
-    """Errors: DataError unless exactly one text column has the name."""
+def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field: str | None) -> None:
+    """Errors: DataError unless exactly one text column has the name, if one is named."""
+    if text_field is None:
+        return
     check_column(text_field, schema.names, path)
     kind = schema.field(text_field).type
     value_type = kind.value_type if arrow.types.is_dictionary(kind) else kind
@@ -181,3 +183,49 @@ def _scalars(arrow: ModuleType, column: ArrowArray) -> Iterator[Any]:
         if index is not None and not 0 <= index < len(values):
             raise arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
         yield None if index is None else values[index]
+
+
+def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[bytes | BadLine]:
+    """Yields the bytes of each text, or a fault."""
+    for scalar in _scalars(arrow, column):
+        if scalar is None or not scalar.is_valid:
+            yield BadLine("text is null", f"{text_field!r} is a null, not a string")
+            continue
+        # A buffer points into the batch: its bytes are copied only after its size is checked.
+        buffer = scalar.as_buffer()
+        yield too_long("value") if buffer.size > faults.MAX_DOCUMENT_BYTES else buffer.to_pybytes()
+
+
+def _objects(arrow: ModuleType, batch: ArrowBatch) -> Iterator[bytes | BadLine]:
+    """Yields the JSON object of each row, or a fault."""
+    rows = batch.to_struct_array()
+    rows.validate(full=True)
+    for row in range(len(rows)):
+        try:
+            value = _value(arrow, rows[row], [faults.MAX_CONVERSATION_BYTES])
+            yield json.dumps(value, ensure_ascii=False, default=str).encode()
+        except BadLine as bad:
+            yield bad
+
+
+# Value by value: a small row may have a million indices of one long text, or a list of a million nulls.
+def _value(arrow: ModuleType, scalar: Any, bytes_left: list[int]) -> Any:
+    """The value as in JSON, without null fields: Arrow gives each struct the fields of all.
+
+    bytes_left: a number, which is lowered. Errors: BadLine if they do not suffice.
+    """
+    scalar = scalar.value if isinstance(scalar, arrow.DictionaryScalar) else scalar
+    is_bytes = isinstance(scalar, arrow.BinaryScalar) and scalar.is_valid
+    # 64: of a Python object
+    bytes_left[0] -= 64 + (scalar.as_buffer().size if is_bytes else 0)
+    if bytes_left[0] < 0:
+        raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
+    if isinstance(scalar, arrow.StructScalar) and scalar.is_valid:
+        names = [scalar.type.field(i).name for i in range(scalar.type.num_fields)]
+        values = [_value(arrow, scalar[i], bytes_left) for i in range(len(names))]
+        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    if isinstance(scalar, arrow.ListScalar) and scalar.is_valid:
+        values = scalar.values
+        return [_value(arrow, values[i], bytes_left) for i in range(len(values))]
+    # Images and the like are only told of.
+    return "bytes" if is_bytes and not isinstance(scalar, arrow.StringScalar) else scalar.as_py()

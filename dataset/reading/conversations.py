@@ -1,66 +1,142 @@
 """Converts a line of chat data to the text of a document: its conversation, validated, as JSON in one form.
 
-A line is {"conversations": [...]} as in MiniMind, or {"messages": [...]} as in most other data: a list of objects with
-"role" and "content". Common variants are normalized, so that the chat template need not know them:
-
-    tools       of the line, or "tools" or "functions" of a system message; a list, or a JSON string
-    tool_calls  of an assistant's message; a list, or a JSON string; with or without "function" around each call
-    thoughts    "reasoning_content" of an assistant's message, or <think> ... </think> at the start of its content
-    content     a string, null, or a list of text parts
-    weight      0 or 1 of an assistant's message, as in OpenAI's format; 0: the answer is read but not trained. An empty
-                answer gets 0 too: a model would learn to be silent
+chat_forms.py finds its messages. Their variants, which docs/sft.md lists, are normalized, so that the chat template need not
+know them. An answer of weight 0 is read but not trained; an empty one gets 0 too: a model would learn to be silent.
 """
 
 import json
 import re
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+from common.wording import counted, one_line
+from dataset.reading.chat_forms import (
+    SYSTEM_FIELDS,
+    THOUGHT_FIELDS,
+    WEIGHTS,
+    Record,
+    Shape,
+    messages_of,
+    shape_of,
+    take,
+)
 from dataset.reading.faults import BadLine
 
-# `text_field` if a document is a conversation, which a line has in one of the FIELDS
+# `text_field` if a document is a conversation
 CONVERSATION = "conversations or messages"
-FIELDS = ("conversations", "messages")
-ROLES = ("system", "user", "assistant", "tool")
+# roles of messages whose content is a call
+CALLING_ROLES = ("function_call", "tool_call")
+# {role of a message in lower case: role in the template}
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", *CALLING_ROLES), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response", "function_response", "ipython"), "tool"),
+}
+TOOL_FIELDS = ("tools", "functions")
+# false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
+DESIRABLE = ("label", "kto_tag")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
 MAX_TOOL_DEPTH = 64
 # in the chat template's spelling
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
-# a JSON object
-Record = dict[str, Any]
+# These change what is trained; data that has none of them is read as it always was.
+FOLLOWED_FIELDS = {*DESIRABLE, *SYSTEM_FIELDS, *THOUGHT_FIELDS[1:], *WEIGHTS[1:], "mask_history", "function_call"}
+# {(what happened, to which field): number of lines}, for the user
+Notes = Counter[tuple[str, str]]
+READ_AS, LEFT_OUT, FOLLOWED, KEPT, PASSED_OVER = "read as", "left out", "followed", "kept as text", "passed over"
+# Most entries: the names of fields are the data's.
+MOST_NOTES = 200
 
 
-def text_of_conversation(record: Record) -> str:
-    """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools".
+def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shape | None = None) -> str:
+    """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" if the line is to be left out.
 
-    Errors: BadLine.
+    notes: gets what is to be said of the line. shape: that of the file's first line. Errors: BadLine.
     """
-    tools = _listed(record.get("tools") or record.get("functions"), "tools")
-    # Merged data sets have both, with null or an empty list in the unused one.
-    present = [record[name] for name in FIELDS if record.get(name)]
-    if not present or not isinstance(present[0], list):
+    own_shape = shape_of(record)
+    if own_shape is None:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        form = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
-        reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); expected: {form}"
-        raise BadLine("no conversation", reason)
-    if present[0] != present[-1]:
         raise BadLine(
-            "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
+            "no conversation",
+            f"no list of messages in 'conversations' or 'messages', and no question with its answer (the keys: {keys}); expected: "
+            '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value (ShareGPT), '
+            "instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
         )
-    conversation: Record = {"messages": []}
-    for number, message in enumerate(present[0], 1):
-        checked = checked_message(message, number)
-        conversation["messages"].append(checked)
-        if checked["role"] == "system" and not tools:
-            tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
-    if not any(message["role"] == "assistant" and is_trained(message) for message in conversation["messages"]):
+    if shape not in (None, own_shape):
+        raise BadLine("another shape", f"{name_of_shape(own_shape)}, where the first line has {name_of_shape(shape)}")
+    notes = Counter() if notes is None else notes
+    # What is read is taken out, so what remains is passed over.
+    record = dict(record)
+    raw = messages_of(record, own_shape)
+    objects = [record, *(message for message in raw if isinstance(message, dict))]
+    names_before = [set(one) for one in objects]
+    if [name for name in DESIRABLE if isinstance(record.get(name), bool) and not record.pop(name)]:
+        notes[LEFT_OUT, "undesirable answers, whose label or kto_tag is false"] += 1
+        return ""
+    tools = _listed(take(record, TOOL_FIELDS), "tools")
+    trains_last_only = isinstance(record.get("mask_history"), bool) and record.pop("mask_history")
+    system = take(record, SYSTEM_FIELDS)
+    if system:
+        raw.insert(0, {"role": "system", "content": system})
+    messages: list[Record] = []
+    for number, message in enumerate(raw, 0 if system else 1):
+        messages.append(checked_message(message, number))
+        if messages[-1]["role"] == "system" and not tools:
+            tools = _listed(take(message, TOOL_FIELDS), f"message {number}: tools")
+    if system and any(message["role"] == "system" and message != messages[0] for message in messages):
+        raise BadLine("two system messages", "'system' of the line and its system message differ: remove one")
+    if system and messages[1:2] == messages[:1]:
+        del messages[0]
+    answers = [message for message in messages if message["role"] == "assistant"]
+    for answer in answers[:-1] if trains_last_only else []:
+        answer["weight"] = 0
+    if not any(map(is_trained, answers)):
         raise BadLine(
             "no answer",
             "no assistant message says or calls anything, or all have the weight 0: there is nothing to learn",
         )
+    conversation: Record = {"messages": messages}
     if tools:
         conversation["tools"] = tools
-    return json.dumps(conversation, ensure_ascii=False)
+    text = json.dumps(conversation, ensure_ascii=False)
+    seen = {(READ_AS, name_of_shape(own_shape))}
+    for one, names in zip(objects, names_before, strict=True):
+        seen |= {(FOLLOWED, name) for name in FOLLOWED_FIELDS & (names - one.keys())}
+        of_messages = "" if one is record else " of messages"
+        seen |= {(PASSED_OVER, name + of_messages) for name, value in one.items() if value not in (None, "", [], {})}
+    for mark in ("<image>", "<audio>", "<video>"):
+        if mark in text and any(name.startswith(mark[1:-1]) for name in record):
+            seen.add((KEPT, mark))
+    add_notes(notes, dict.fromkeys(sorted(seen), 1))
+    return text
+
+
+def add_notes(notes: Notes, more: Mapping[tuple[str, str], int]) -> None:
+    """Add the counts of other lines."""
+    for entry, lines in more.items():
+        notes[entry if entry in notes or len(notes) < MOST_NOTES else (PASSED_OVER, "other fields")] += lines
+
+
+def name_of_shape(shape: Shape) -> str:
+    """A shape for the user."""
+    return f"{shape[0]} ({', '.join(shape[1:])})" if len(shape) > 1 else shape[0]
+
+
+def report_of(notes: Notes) -> list[str]:
+    """Printable lines, one for all that happened alike: "passed over: category (300 lines), images (6)"."""
+    lines = []
+    for what in (READ_AS, LEFT_OUT, FOLLOWED, KEPT, PASSED_OVER):
+        counts = {one_line(name)[:80]: lines for (happened, name), lines in notes.most_common() if happened == what}
+        fields = [
+            f"{name} ({counted(lines, 'line') if not at else f'{lines:,}'})"
+            for at, (name, lines) in enumerate(counts.items())
+        ]
+        if fields:
+            lines.append(f"{what}: {', '.join(fields)}")
+    return lines
 
 
 def is_trained(answer: Record) -> bool:
@@ -82,24 +158,26 @@ def conversation_text(text: str) -> str:
 
 
 def checked_message(message: Any, number: int) -> Record:
-    """A message with only the fields that the template reads."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ROLES:
-        hint = (
-            " (rename from and value to role and content, human to user, gpt to assistant)"
-            if isinstance(message, dict) and "from" in message
-            else ""
-        )
-        wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
-        raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
+    """A message with only the fields that the template reads, which are taken out of `message`."""
+    name = message.get("role") if isinstance(message, dict) else None
+    role = ROLES.get(str(name).lower())
+    if role is None:
+        wanted = f"where one of {', '.join(dict.fromkeys(ROLES.values()))} is expected"
+        raise BadLine("unknown role", f"message {number} has the role {name!r:.60} {wanted}")
+    del message["role"]
+    content = message.pop("content", None)
+    if str(name).lower() in CALLING_ROLES:
+        message["function_call"], content = content, None
     # A list of parts, as many tools write it, or null beside calls
-    content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]
-    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    thoughts = (message.get("reasoning_content") or "") if role == "assistant" else ""
+    texts: list[Any] = [part.get("text", part.get("value")) if isinstance(part, dict) else part for part in parts]
+    thoughts = (take(message, THOUGHT_FIELDS) or "") if role == "assistant" else ""
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
-    checked = {"role": role, "content": "".join(texts)}
+    checked: Record = {"role": role, "content": "".join(texts)}
+    # Only answers are trained, so a 1 elsewhere is passed over. Other values of these names, but of "weight", mean something else.
+    allowed = (0, 1) if role == "assistant" else (0,)
+    weights = [message.pop(name) for name in WEIGHTS if message.get(name) in allowed]
     if role != "assistant":
         return checked
     found = THOUGHTS.match(checked["content"])
@@ -108,14 +186,15 @@ def checked_message(message: Any, number: int) -> Record:
         checked["content"] = checked["content"][found.end() :]
     if thoughts:
         checked["reasoning_content"] = thoughts
-    calls = _listed(message.get("tool_calls"), f"message {number}: tool_calls")
+    calls = _listed(take(message, ("tool_calls", "function_call")), f"message {number}: tool_calls", may_be_one=True)
     if calls:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
-    weight = message.get("weight", 1)
-    if weight not in (0, 1, None):
-        raise BadLine("bad message", f"message {number}: its weight is {weight!r:.60} where 0 or 1 is expected")
+    if message.get("weight") is not None:
+        raise BadLine(
+            "bad message", f"message {number}: its weight is {message['weight']!r:.60} where 0 or 1 is expected"
+        )
     says_something = checked["content"].strip() or thoughts.strip() or calls
-    if weight == 0 or not says_something:
+    if 0 in weights or not says_something:
         checked["weight"] = 0
     return checked
 
@@ -135,11 +214,12 @@ def _checked_call(call: Record, number: int) -> Record:
     return {"name": name, "arguments": arguments}
 
 
-def _listed(value: Any, what: str) -> list[Record]:
-    """A list of objects, possibly given as a JSON string; empty if there is none."""
+def _listed(value: Any, what: str, may_be_one: bool = False) -> list[Record]:
+    """A list of objects, possibly given as a JSON string; empty if there is none. may_be_one: or an object by itself."""
     try:
         if isinstance(value, str):
             value = json.loads(value) if value.strip() else None
+        value = [value] if may_be_one and isinstance(value, dict) else value
         json.dumps(value, allow_nan=False)
         is_listed = isinstance(value or [], list) and all(isinstance(entry, dict) for entry in value or [])
     except (ValueError, RecursionError):

@@ -9,10 +9,12 @@ there is nothing to learn from it. Memory is bounded by a block of 4 MB or the l
 faults.py limits the length of documents.
 """
 
+import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,8 @@ from typing import NamedTuple
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
-from dataset.reading.conversations import CONVERSATION, conversation_text
+from dataset.reading.chat_forms import Shape, shape_of
+from dataset.reading.conversations import CONVERSATION, Notes, add_notes, conversation_text
 from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import (
     BadLine,
@@ -32,11 +35,13 @@ from dataset.reading.faults import (
     text_of,
     too_long,
 )
-from dataset.reading.file_kinds import OBJECTS, kind_of
-from dataset.reading.json_files import CHUNK_BYTES, find_objects, text_of_line
+from dataset.reading.file_kinds import CORPORA, OBJECTS, kind_of
+from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
+# Kinds of files that may have chats
+CHATS = (*OBJECTS, *CORPORA)
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
@@ -46,11 +51,16 @@ BLANK_LINES = rb"(?:" + BLANK_LINE + rb"\n)+"
 
 
 def read_documents(
-    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: str | None = None
+    path: Path | str,
+    text_field: str = "text",
+    bad_lines: BadLines | None = None,
+    split_text: str | None = None,
+    notes: Notes | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
 
     split_text: what ends a document in a text file: LINES, BLANK, PARAGRAPHS or a mark; None: its end.
+    notes: gets what is to be said of chats.
     """
     for block in split_into_blocks(Path(path), text_field, BLOCK_BYTES, split_text):
         for line, text in block.documents(text_field):
@@ -58,6 +68,22 @@ def read_documents(
                 yield line, text
             else:
                 skip_or_raise(Fault(str(path), line, *text.args), bad_lines)
+        if notes is not None:
+            add_notes(notes, block.notes)
+
+
+def is_chat_file(path: Path, text_field: str) -> bool:
+    """True if the first object of a file has no text and is a conversation."""
+    if kind_of(path).suffix not in CHATS:
+        return False
+    block = next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES), None)
+    for _, raw in block.found if block else []:
+        # Faults are reported when all lines are read.
+        with contextlib.suppress(BadLine):
+            if isinstance(raw, bytes):
+                record = object_of_line(raw, CONVERSATION)
+                return text_field not in record and shape_of(record) is not None
+    return False
 
 
 def plain_texts(files: Iterable[Path], text_field: str, split_text: str | None = None) -> Iterator[str]:
@@ -76,10 +102,15 @@ class Block:
     # bytes of the file that this block took, for progress
     source_bytes: int
     split_text: str | None
+    # of chats: the shape of the file's first line, and what is to be said of the lines, counted by `documents`
+    shape: Shape | None = None
+    notes: Notes = field(default_factory=Counter)
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
         """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
         decode = _format_of(self.path, self.split_text).text_of
+        if text_field == CONVERSATION:
+            decode = partial(text_of_line, notes=self.notes, shape=self.shape)
         for line, raw in self.found:
             if isinstance(raw, BadLine):
                 yield line, raw
@@ -96,13 +127,17 @@ class Block:
 def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text: str | None = None) -> Iterator[Block]:
     """The blocks of a file in order. split_text: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
-    if text_field == CONVERSATION and kind.suffix not in OBJECTS:
+    of_chats = text_field == CONVERSATION
+    if of_chats and kind.suffix not in CHATS:
         raise DataError(
-            f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, by their own "
-            "paths or by a pattern"
+            f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed, .parquet and .arrow; name "
+            "those alone, by their own paths or by a pattern"
         )
     find = _format_of(path, split_text).find
+    if of_chats and kind.suffix not in OBJECTS:
+        find = partial(find_values, is_whole_row=True)
     found: list[Found] = []
+    shape: Shape | None = None
     size = 0
     done = 0
     # stream: decompressed bytes. file: the file on disk, whose position shows progress.
@@ -110,14 +145,17 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
         refuse_other_content(stream.peek(64)[:64], path)
         for line, raw in find(stream, str(path), text_field):
             found.append((line, raw))
+            if of_chats and shape is None and isinstance(raw, bytes):
+                with contextlib.suppress(BadLine):
+                    shape = shape_of(object_of_line(raw, text_field))
             size += len(raw) if isinstance(raw, bytes) else 0
             if size >= block_bytes or len(found) >= BLOCK_DOCUMENTS:
-                yield Block(path, found, file.tell() - done, split_text)
+                yield Block(path, found, file.tell() - done, split_text, shape)
                 found = []
                 size = 0
                 done = file.tell()
         if found:
-            yield Block(path, found, file.tell() - done, split_text)
+            yield Block(path, found, file.tell() - done, split_text, shape)
 
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:

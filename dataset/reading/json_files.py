@@ -1,7 +1,7 @@
 """The text of a `.jsonl` line, with a reason for each kind of line that is no document; and `.json` files: an array of
 objects, or a sequence of objects (a single one, or lines that are really jsonl).
 
-`text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
+In an array of strings, each string is a text. `text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
 object.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.conversations import CONVERSATION, FIELDS, text_of_conversation
+from dataset.reading.chat_forms import LISTS, Record, Shape, shape_of
+from dataset.reading.conversations import CONVERSATION, Notes, text_of_conversation
 from dataset.reading.faults import BadLine, Found, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
@@ -37,26 +38,25 @@ KINDS = {
 JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
 
 
-def text_of_line(raw: bytes, text_field: str) -> str | None:
-    """The text of a jsonl line, None for a blank one. Errors: BadLine."""
+def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape: Shape | None = None) -> str | None:
+    """The text of a jsonl line, None for a blank one. notes, shape: see text_of_conversation. Errors: BadLine."""
     # In joined files any line may start with a byte-order mark.
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
-    if text_field == CONVERSATION and len(raw) > faults.MAX_CONVERSATION_BYTES:
-        raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
-    record = record_of_line(raw)
-    if not isinstance(record, dict):
-        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    record = object_of_line(raw, text_field)
     if text_field == ANY_TEXT:
         # Already decoded once, so it is UTF-8.
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
-        text = text_of_conversation(record)
+        text = text_of_conversation(record, notes, shape)
     elif text_field not in record:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        is_chat = any(field in record for field in FIELDS)
-        advice = "these are conversations, which train_sft.py reads" if is_chat else "--text_field names another one"
+        advice = (
+            "these are conversations, which train_sft.py reads"
+            if shape_of(record)
+            else "--text_field names another one"
+        )
         raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
     else:
         text = record[text_field]
@@ -71,6 +71,18 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
             half = f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
             raise BadLine("lone surrogate", half) from None
     return text
+
+
+def object_of_line(raw: bytes, text_field: str) -> Record:
+    """The JSON object of a line; a list of messages becomes one. Errors: BadLine."""
+    if text_field == CONVERSATION and len(raw) > faults.MAX_CONVERSATION_BYTES:
+        raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
+    record = record_of_line(raw.removeprefix(BOM).strip(WHITE_SPACE))
+    if text_field == CONVERSATION and isinstance(record, list):
+        record = {LISTS[0]: record}
+    if not isinstance(record, dict):
+        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    return record
 
 
 def record_of_line(raw: bytes) -> object:
@@ -141,6 +153,8 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     line = 1
     is_first = True
     in_array = False
+    # True in an array whose first value is a string: its strings are texts. None: no value yet
+    has_texts: bool | None = None
     while True:
         found = NOT_BLANK.search(data, at)
         end = found.start() if found else len(data)
@@ -172,7 +186,11 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
                     break
                 data = data[at:] + more
                 at = 0
-            yield line, data[at:end_of]
+            has_texts = (in_array and byte == b'"') if has_texts is None else has_texts
+            if has_texts and byte == b'"':
+                yield line, b"{%s: %s}" % (json.dumps(text_field).encode(), data[at:end_of])
+            else:
+                yield line, data[at:end_of]
             line += data.count(b"\n", at, end_of)
             at = end_of
         is_first = False

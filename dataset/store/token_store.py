@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -48,6 +49,7 @@ from common.files import (
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
 from dataset.reading.beginnings import notices_on_texts
+from dataset.reading.conversations import CONVERSATION, FOLLOWED, LEFT_OUT, Notes, add_notes, report_of
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
@@ -57,6 +59,8 @@ from dataset.tokenizing.tokenizer_files import lost_text
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
+# The same for chats of which fields are followed
+CHAT_VERSION = 2
 # longer than the coarsest time stamps of a file system (2 s)
 TIMESTAMP_MARGIN_S = 3.0
 # minimum bytes of data files per process, if there are several
@@ -122,8 +126,10 @@ def open_or_build(
     # Only if it changes what is read: other stores keep their names.
     split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
+    # Earlier versions read some fields of chats otherwise: their stores are not found.
+    chat_key = digest_of_json([key, CHAT_VERSION])
     source = _source_name(Path(paths[0]))
-    name = f"{source}-{key[:16]}"
+    name = f"{source}-{(chat_key if text_field == CONVERSATION else key)[:16]}"
     store = next(filter(None, (open_store(place / name) for place in places)), None)
     if store is None:
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
@@ -137,7 +143,11 @@ def open_or_build(
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines, split_text)
                         _tokenise(writer, source, files, stats, encode, num_procs, progress)
-                        writer.finish({"key": key, "source_name": source, "dtype": dtype})
+                        # Where such a field is followed, runs of earlier versions are not resumed.
+                        is_new = any(what in (LEFT_OUT, FOLLOWED) for what, _ in writer.notes)
+                        fingerprint = chat_key if is_new else key
+                        notes = report_of(writer.notes)
+                        writer.finish({"key": fingerprint, "source_name": source, "dtype": dtype, "notes": notes})
                     sync_folder(place)
                     store = TokenStore(place / name)
         except OSError as error:
@@ -233,7 +243,7 @@ def _tokenise(
         raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
     if not writer.documents:
         bad = writer.bad_lines.total
-        reason = "the files have no text"
+        reason = "; ".join(["the files have no text", *report_of(writer.notes)])
         if bad:
             first = next(iter(writer.bad_lines.places.values()))[0]
             reason = f"all {bad:,} lines are bad; line {first.line}: {first.reason}"
@@ -273,6 +283,7 @@ class EncodedBlock(NamedTuple):
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
     faults: list[Fault]
+    notes: Notes  # what is to be said of lines of chats
     source_bytes: int  # bytes of the data file that this block took, for progress
 
 
@@ -287,7 +298,7 @@ class BlockEncoder:
 
     def __call__(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
-        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.source_bytes)
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
         for line, text in block.documents(self.text_field):
             before = len(out.tokens)
             if isinstance(text, str):
@@ -353,6 +364,7 @@ class StoreWriter:
         self.documents = 0
         self.tokens = 0
         self.bad_lines = BadLines()
+        self.notes: Notes = Counter()
         folder.mkdir(parents=True)
         self.files: dict[str, HashingWriter] = {}
         for name in (*FILES, "meta.json"):
@@ -366,6 +378,7 @@ class StoreWriter:
         self._write("offsets.bin", self.tokens + np.cumsum(block.lengths, dtype=np.int64))
         self._write("text_bytes.bin", block.text_bytes)
         self._write("doc_hash.bin", block.hashes)
+        add_notes(self.notes, block.notes)
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
 

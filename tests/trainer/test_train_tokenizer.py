@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing import wordpiece
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
+from dataset.tokenizing.sample import draw_sample
 from tests.helpers import ROOT, SHARED, needs_shared
-from trainer.train_tokenizer import main
+from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
 
@@ -151,3 +152,12 @@ def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     ours, *public = ratios
     assert ours > 1.05 * max(public)
     assert ours >= least
+
+
+def test_a_sample_of_chats_is_what_is_said_in_them(tmp_path, capsys):
+    """Files of both kinds: fields, roles and quotes are not learned."""
+    (tmp_path / "a.jsonl").write_text('{"instruction": "Hi", "output": "Yes", "tag": 1}\n', encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "a text", "output": "Yes", "instruction": "Hi"}\n', encoding="utf-8")
+    settings = TokenizerSettings(data_path=[str(tmp_path)], out_dir=str(tmp_path / "out"))
+    assert list(draw_sample(settings.data_path, [1.0], 1e6, settings)) == ["Hi\nYes", "a text"]
+    assert "passed over: tag (1 line)" in capsys.readouterr().err

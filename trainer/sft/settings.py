@@ -28,9 +28,9 @@ class ConversationSettings(Settings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares, such '
-        f"as a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE} if it exists, else questions on the documentation inside "
-        "Python)",
+        help=".jsonl, .json, .parquet or .arrow of chats in one of the forms of docs/sft.md, a folder or a glob; several with "
+        f"shares, such as a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE} if it exists, else questions on the documentation "
+        "inside Python)",
         first=True,
     )
     mixture: str | None = with_default(DataSettings, "mixture", None)

@@ -2,13 +2,21 @@
 
 import gzip
 import json
+from collections import Counter
 
 import pytest
 
 from common.errors import DataError
-from dataset.reading.conversations import CONVERSATION, MAX_TOOL_DEPTH, conversation_text, text_of_conversation
-from dataset.reading.documents import read_documents
+from dataset.reading.conversations import (
+    CONVERSATION,
+    MAX_TOOL_DEPTH,
+    conversation_text,
+    report_of,
+    text_of_conversation,
+)
+from dataset.reading.documents import is_chat_file, read_documents
 from dataset.reading.faults import BadLine, BadLines
+from dataset.reading.json_files import text_of_line
 from tests.chats import turn
 
 ASKED = turn("user", "Hi")
@@ -95,8 +103,15 @@ def nested(levels):
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "weight is 0.5 where 0 or 1"),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
-        ({"messages": ["a", SAID]}, "unknown role", "message 1"),
-        ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
+        ({"messages": ["a", SAID]}, "content is no text", "message 2"),
+        ({"messages": [SAID, "a"]}, "unknown role", "message 2"),
+        ({"messages": [turn("narrator", "Hi"), SAID]}, "unknown role", "message 1 has the role 'narrator'"),
+        ({"messages": [turn("system", "a"), SAID], "system": "b"}, "two system messages", "differ"),
+        ({"prompt": "Hi", "chosen": "Yes", "rejected": "No"}, "preferences", "DPO or a reward model"),
+        ({"messages": [ASKED, SAID], "rejected_response": "No"}, "preferences", "to fine-tune on the better"),
+        ({"prompt": "Hi", "response_0": "Yes", "response_1": "No"}, "preferences", "it compares answers"),
+        ({"instruction": "Hi", "output": ["Yes", "No"]}, "unknown role", "message 2"),
+        ({"chat": [{"human": "Hi", "assistant": "Yes"}, {"human": "Hi"}]}, "another shape", "no 'assistant'"),
         ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has the role None where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
@@ -113,6 +128,117 @@ def test_faults_are_named(record, kind, words):
     with pytest.raises(BadLine) as caught:
         text_of_conversation(record)
     assert caught.value.args[0] == kind and words in caught.value.args[1]
+
+
+BRIEF = turn("system", "Be brief")
+ALPACA = "questions with answers (instruction, output)"
+CALLED = turn("assistant", "", tool_calls=[CALL])
+UNTRAINED = turn("assistant", "Yes", weight=0)
+
+
+# Each as its makers document it: the line, its messages, what is told of it (each of one line)
+@pytest.mark.parametrize(
+    "line, wanted, told",
+    [
+        ({"instruction": "H", "input": "i", "output": "Yes"}, [turn("user", "H\ni"), SAID], {("read as", ALPACA)}),
+        ({"instruction": "Hi", "output": "Yes", "history": [["Hi", "Yes"]]}, [ASKED, SAID] * 2, {("read as", ALPACA)}),
+        ({"instruction": "", "input": "Hi", "output": "Yes", "system": "Be brief"}, [BRIEF, ASKED, SAID], {}),
+        ({"instruction": "H", "context": "i", "response": "Yes"}, [turn("user", "H\ni"), SAID], {}),
+        ({"指令": "H", "输入": "i", "输出": "Yes", "类": 1}, [turn("user", "H\ni"), SAID], {("passed over", "类")}),
+        ({"Question": "Hi", "Response": "Yes", "Complex": "c"}, [ASKED, SAID], {("passed over", "Complex")}),
+        ({"query": "Hi", "response": "Yes", "thinking": "a"}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
+        ({"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"prompt": "Hi", "completion": "Yes", "label": True}, [ASKED, SAID], {("followed", "label")}),
+        ({"prompt": "Hi", "completion": "Yes", "label": 1}, [ASKED, SAID], {("passed over", "label")}),
+        ({"data": ["Hi", "Yes"], "id": 0}, [ASKED, SAID], {("passed over", "id")}),
+        ([ASKED, SAID], [ASKED, SAID], {("read as", "lists of messages (role, content)")}),
+        (["Hi", "Yes"], [ASKED, SAID], {("read as", "lists of texts in turn")}),
+        ({"conversation": [{"system": "Be brief", "input": "Hi", "output": "Yes"}]}, [BRIEF, ASKED, SAID], {}),
+        (
+            {"conversation": [{"human": "Hi", "assistant": "Yes", "loss": False}, {"human": "Hi", "assistant": "Yes"}]},
+            [ASKED, UNTRAINED, ASKED, SAID],
+            {("followed", "loss")},
+        ),
+        (
+            {"conversations": [{"from": name, "value": text} for name, text in (
+                ("system", "Be brief"), ("human", "Hi"), ("function_call", json.dumps(CALL)), ("observation", "1"), ("gpt", "Yes"),
+            )]},
+            [BRIEF, ASKED, CALLED, turn("tool", "1"), SAID],
+            {("read as", "lists of messages (from, value)")},
+        ),
+        (
+            {"messages": [ASKED, turn("assistant", None, function_call=CALL), turn("function", "1", name="f"), SAID]},
+            [ASKED, CALLED, turn("tool", "1"), SAID],
+            {("followed", "function_call"), ("passed over", "name of messages")},
+        ),
+        ({"messages": [BRIEF, ASKED, SAID], "system": "Be brief"}, [BRIEF, ASKED, SAID], {("followed", "system")}),
+        ({"messages": [ASKED, SAID] * 2, "mask_history": True}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"messages": [ASKED, {**SAID, "train": False}, ASKED, SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"messages": [{**ASKED, "loss": 0}, {**SAID, "loss": 0.7}]}, [ASKED, SAID], {("passed over", "loss of messages")}),
+        ({"messages": [ASKED, {**SAID, "reasoning": "a"}]}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
+        ({"messages": [turn("user", [{"type": "text", "value": "Hi"}]), SAID], "tag": ""}, [ASKED, SAID], {}),
+        (
+            {"messages": [turn("user", "<image>"), SAID], "images": ["a.png"]},
+            [turn("user", "<image>"), SAID],
+            {("kept as text", "<image>"), ("passed over", "images")},
+        ),
+    ],
+)  # fmt: skip
+def test_a_conversation_is_read_in_the_forms_that_data_sets_have(line, wanted, told):
+    found = Counter()
+    text = text_of_line(json.dumps(line).encode(), CONVERSATION, found)
+    assert json.loads(text)["messages"] == wanted
+    assert found.keys() >= set(told) and set(found.values()) == {1}
+    if told:
+        assert {entry for entry in found if entry[0] == "passed over"} == {e for e in told if e[0] == "passed over"}
+
+
+def test_what_is_told_of_many_lines_takes_a_line_for_each_kind():
+    told = Counter()
+    for number in range(2000):
+        line = {"messages": [ASKED, SAID], "category": "a", f"odd {number}": 1} | (
+            {"images": [1]} if number < 6 else {}
+        )
+        text_of_conversation(line, told)
+    assert text_of_conversation({"prompt": "a", "completion": "b", "label": False}, told) == "" and len(told) <= 203
+    lines = report_of(told)
+    assert lines[0] == "read as: lists of messages (role, content) (2,000 lines)"
+    assert lines[1] == "left out: undesirable answers, whose label or kto_tag is false (1 line)"
+    assert lines[2].startswith("passed over: category (2,000 lines), other fields (1,8") and ", images (6)," in lines[2]
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_rows_of_tables_are_chats_without_the_nulls_that_arrow_adds(tmp_path, name):
+    """Reference: the same records as lines. All structs of a column have the fields of all."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / name
+    records = [
+        {"messages": [ASKED, {**SAID, "tool_calls": [CALL]}], "tools": [TOOL], "image": b"\xff" * 99, "score": 0.5},
+        {"messages": [{"role": "user", "content": "你好"}, SAID], "image": None},
+        {"messages": [ASKED, {**SAID, "content": "x" * (17 << 20)}]},
+    ]
+    table = arrow.Table.from_pylist(records)
+    if name == "a.parquet":
+        parquet.write_table(table, path)
+    else:
+        with arrow.OSFile(str(path), "wb") as file, arrow.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+    assert is_chat_file(path, "text") and not is_chat_file(path, "score")
+    told, bad = Counter(), BadLines()
+    found = [text for _, text in read_documents(path, CONVERSATION, bad, notes=told)]
+    assert found == [text_of_conversation(record) for record in records[:2]]
+    assert bad.counts == {"too long": 1}
+    assert {name: lines for (what, name), lines in told.items() if what == "passed over"} == {"image": 1, "score": 1}
+
+
+def test_a_line_of_another_shape_than_the_first_is_a_fault(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = ["broken", {"from": "a"}, {"instruction": "Hi", "output": "Yes"}, {"messages": [ASKED, SAID]}]
+    path.write_text("\n".join(json.dumps(line) if isinstance(line, dict) else line for line in lines))
+    bad = BadLines()
+    assert [line for line, _ in read_documents(path, CONVERSATION, bad)] == [3]
+    (fault,) = bad.places["another shape"]
+    assert fault.line == 4 and fault.reason == f"lists of messages (role, content), where the first line has {ALPACA}"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json"])

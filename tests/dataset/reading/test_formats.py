@@ -164,6 +164,8 @@ FAULTY = {
     ".json": [
         ('[{"text": "a"},\n{"text": 3}, {"text": "b"}]', {2: "text is not a string"}, ["a", "b"]),
         ('[{"text": "a"},\n7, {"text": "b"}]', {2: "not an object"}, ["a", "b"]),
+        ('["a\\n[",\n"b]", 7, {"text": "c"}, "cut', {2: "cut line"}, ["a\n[", "b]", "c"]),
+        ('[{"text": "a"},\n"b"]', {2: "not an object"}, ["a"]),
         ('[{"text": "a"},\n{"text": "b", oops}, {"text": "c"}]', {2: "not JSON"}, ["a", "c"]),
         ('[{"text": "a"},\n', {2: "cut line"}, ["a"]),
         ('[{"text": "a"},\n{"text": "b', {2: "cut line"}, ["a"]),
