@@ -8,13 +8,14 @@
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
 #                 make gpu-bits: equal runs have equal bits, in three; make gpu-electra: ELECTRA and GLUE, in two
+# make findings   what other libraries do that one would not guess (findings/README.md); installs each of them, outside the environment
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-core test-all bench gpu gpu-speed gpu-bits gpu-electra lint clean
+.PHONY: pretrain chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits gpu-electra lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -131,6 +132,9 @@ gpu-bits:
 
 gpu-electra:
 	$(HAS_TORCH) benchmarks/gpu.py --sections 0 7 $(ARGS)
+
+findings:
+	@for script in findings/*.sh; do echo "== $$script"; PYTHON=$(PYTHON) bash "$$script" || { echo "$$script: it behaves otherwise now"; exit 1; }; done
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
