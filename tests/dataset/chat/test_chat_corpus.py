@@ -1,5 +1,6 @@
 """Rows of conversations. References: the mask of each conversation by itself, and rows that are not packed."""
 
+import hashlib
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from common.errors import DataError
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
 from dataset.reading.conversations import CONVERSATION
-from dataset.store.token_store import sealed
+from dataset.store.format import digest_of_json
 from dataset.tokenizing.encoder import load_tokenizer
 from model.loss import IGNORE
 from tests.chats import ids_and_mask, turn, write_chats
@@ -146,44 +147,27 @@ def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     assert plan.fill == pytest.approx(int(pairs.sum()) / (plan.n_rows * plan.T), rel=0.05)
 
 
-def as_of_an_earlier_version(store):
-    """Take out of a store what earlier versions did not write."""
-    meta = {name: value for name, value in store.meta.items() if name != "notes"}
-    (store.folder / "meta.json").write_bytes(sealed(meta))
-
-
-def test_what_chats_say_is_told_at_each_start_and_once_more_of_an_older_store(tmp_path, capsys):
+def test_what_chats_say_is_told_at_each_start(tmp_path):
     path = tmp_path / "a.jsonl"
     turns = [turn("user", "Hi"), turn("assistant", "Yes")]
     path.write_text("\n".join(json.dumps({"messages": turns, "category": number}) for number in range(3)))
     wanted = ["a: read as: lists of messages (role, content) (3 lines)", "a: passed over: category (3 lines)"]
-    first = corpus_of(path)
-    assert first.notices == corpus_of(path).notices == wanted
-    as_of_an_earlier_version(first.store)
-    capsys.readouterr()
-    for times_read in (1, 0):
-        again = corpus_of(path, progress=True)
-        printed = capsys.readouterr().out
-        assert (again.notices, again.fingerprint) == (wanted, first.fingerprint)
-        assert printed.count("once more") == times_read and "tokenis" not in printed
+    assert corpus_of(path).notices == corpus_of(path).notices == wanted
 
 
-def test_an_older_store_of_chats_that_are_read_otherwise_now_is_built_again(tmp_path, monkeypatch):
-    """Reference: the tokens of both answers, and of the one that is to be trained, each with its end."""
-    no, yes = (len(TOKENIZER.encode(answer, add_special_tokens=False)) + 1 for answer in ("No", "Yes"))
+def test_runs_on_another_reading_of_chats_are_not_resumed_and_others_are(tmp_path):
+    """Reference of the fingerprint: the one that earlier versions gave."""
     path = tmp_path / "a.jsonl"
-    turns = [turn("user", "Hi"), turn("assistant", "No", loss=False), turn("user", "Hi"), turn("assistant", "Yes")]
-    path.write_text(json.dumps({"messages": turns}) + "\n")
-    with monkeypatch.context() as earlier:
-        earlier.setattr("dataset.reading.conversations.WEIGHTS", ("weight",))
-        old = corpus_of(path)
-        assert whole_epoch(old)[1].n_targets == no + yes
-        as_of_an_earlier_version(old.store)
-    new = corpus_of(path)
-    assert whole_epoch(new)[1].n_targets == yes
-    # A run on the other reading is not resumed.
-    assert new.store.folder == old.store.folder and new.fingerprint != old.fingerprint
-    assert new.notices[1:] == ["a: followed: loss (1 line)"]
+    for fields, is_new in (({}, False), ({"loss": False}, True)):
+        turns = [turn("user", "Hi"), turn("assistant", "No", **fields), turn("user", "Hi"), turn("assistant", "Yes")]
+        path.write_text(json.dumps({"messages": turns}) + "\n")
+        corpus = corpus_of(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        earlier = digest_of_json([1, [[".jsonl", digest]], ENCODER.fingerprint, CONVERSATION, False])
+        assert (corpus.fingerprint != earlier) == is_new
+    # The answer that is not to be trained is not: only the other one and its end.
+    assert whole_epoch(corpus)[1].n_targets == len(TOKENIZER.encode("Yes", add_special_tokens=False)) + 1
+    assert corpus.notices[1:] == ["a: followed: loss (1 line)"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv"])
