@@ -195,7 +195,7 @@ def other_tokenizer(folder):
     [
         (
             {"data_path": lambda folder: make_corpus(folder / "other.jsonl", seed=1)},
-            "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): ",
+            "another data (--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate): ",
         ),
         ({"tokenizer_path": other_tokenizer}, "another tokenizer (--tokenizer_path): "),
         ({"max_seq_len": 16}, "max_seq_len"),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -204,7 +203,7 @@ class Saver:
             return load_checkpoint(path, mapped=self.engine.is_sharded), ""
         except Exception as error:
             # Without memory an older one cannot be read either. Torch refuses one that was forged.
-            if exhausted_line(error) or (isinstance(error, UnpicklingError) and verified(path)):
+            if exhausted_line(error) or (type(error).__name__ == "UnpicklingError" and verified(path)):
                 raise
             return None, one_line(error)[:LONGEST_REASON]
 
