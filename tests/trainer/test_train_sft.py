@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from common.errors import DataError, UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
@@ -63,17 +62,6 @@ def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats
     wanted = answers_loss(run.engine.model.eval(), held_out)
     assert record["val_loss"] == pytest.approx(wanted, rel=1e-5)
     assert record["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4) and "bits_per_byte" not in record
-
-
-def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
-    path = tmp_path / "faulty.jsonl"
-    lines = chats.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join([*lines[:3], '{"conversations": [{"role": "user", "content": "Hi"}]}', *lines[3:]]))
-    with pytest.raises((DataError, UserError), match=r"faulty.jsonl:4: no assistant message"):
-        train(data_path=path, out_dir=tmp_path)
-    run = train(data_path=path, out_dir=tmp_path, skip_bad_lines=1, epochs=1)
-    assert len(run.job.corpus.store) == len(lines)
-    assert "skipped 1 bad line" in capsys.readouterr().out
 
 
 @pytest.mark.slow

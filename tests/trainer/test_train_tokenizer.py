@@ -67,7 +67,7 @@ def test_committed_entries_and_special_ids(tokenizer):
         assert tokenizer.convert_tokens_to_ids(symbol) >= len(SPECIAL_TOKENS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.text(st.characters(codec="utf-8"))

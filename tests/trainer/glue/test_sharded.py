@@ -1,15 +1,13 @@
 """Fine-tuning of a model that ranks have together (`--shard`). References: one rank, whole models, and what transformers loads."""
 
 import json
-import os
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from tests.helpers import before_update, new_port, run_ranks
+from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, make_place
 from trainer import train_glue
 
@@ -21,24 +19,10 @@ RUN = {
 }  # fmt: skip
 
 
-def stopped(place, out, at):
-    """Ask for a stop in an update of this start, which the next one or an evaluation ends; names of the checkpoints then."""
-    new_port(f"stopped at {at}")
-    with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
-        code = train_glue.main(arguments(place, out, shard="full", from_resume=1, **RUN))
-    assert code == 128 + signal.SIGTERM
-    return sorted(path.name for path in out.rglob("update_*.pt"))
-
-
 def two_ranks(place, folder):
     for shard in ("full", "none"):
         new_port(shard)
         assert train_glue.main(arguments(place, folder / shard, shard=shard, **RUN)) == 0
-    # Within an epoch; and, gone on with, before an evaluation.
-    found = [stopped(place, folder / "stopped", at) for at in (1, 2)]
-    new_port("resumed")
-    assert train_glue.main(arguments(place, folder / "stopped", shard="full", from_resume=1, **RUN)) == 0
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +79,3 @@ def test_two_ranks_train_as_one_with_their_batches_together(both, place, folder)
     assert results(folder / "one")["metrics"] == results(folder / "none")["metrics"]
     one, two = (load_file(model_file(folder / name)) for name in ("one", "none"))
     assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
-
-
-def test_a_stopped_run_goes_on_bitwise(both, folder):
-    """Its checkpoints have parts."""
-    assert both[0] == [["update_00000002.pt"], ["update_00000003.pt", "update_00000004.pt"]]
-    whole, resumed = (load_file(model_file(folder / name)) for name in ("full", "stopped"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert results(folder / "stopped") == results(folder / "full")
-    assert losses(folder / "stopped") == losses(folder / "full")

@@ -133,10 +133,9 @@ def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
+def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path):
     """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
-    options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": num_workers}
+    options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": 1}
     sooner = {4: Course(fall_from=20, end=30)}
     later = {**sooner, 20: Course(fall_from=50, end=70), 60: Course(fall_from=60, end=64, fall_rate=0.5)}
     with clock(sooner), trained_rows() as rows:
