@@ -18,12 +18,11 @@ def late_outcomes(monkeypatch):
 
     def poll_late(engine, where=None):
         known = drain(engine)
-        (engine.under_way,) = poll(engine, where)
+        engine.under_way = poll(engine, where)
         return known
 
     def drain(engine) -> list[Outcome]:
-        known = [engine.under_way] if getattr(engine, "under_way", None) else []
-        engine.under_way = None
+        known, engine.under_way = getattr(engine, "under_way", []), []
         return known
 
     monkeypatch.setattr(Engine, "poll", poll_late)

@@ -304,7 +304,6 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
     "changes, words",
     [
         ({"vocab_path": "none.txt"}, "none.txt: No such file"),
-        ({"data_path": "none.jsonl"}, "none.jsonl: no such file"),
         ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
         ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
         ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),

@@ -80,18 +80,14 @@ def test_a_budget_plans_the_updates_and_the_rate(tmp_path, chats, capsys, more):
     assert (tmp_path / "full_sft_16.pth").exists() is not bool(more)
 
 
-def six_conversations(path):
-    pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
-             ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
-    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
-
-
 @pytest.mark.slow
 def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     """Six conversations, which MiniMind's two updates at 1e-5 would leave as they were."""
-    chats = six_conversations(tmp_path / "chats.jsonl")
+    pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
+             ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
+    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("\n".join(lines), encoding="utf-8")
     run = train(
         data_path=chats, out_dir=tmp_path, hidden_size=128, num_hidden_layers=2, batch_size=None, accumulation_steps=None,
         sample_prompts="Who are you?",

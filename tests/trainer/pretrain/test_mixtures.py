@@ -120,19 +120,6 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
 
 
 @pytest.mark.slow
-def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_path, capsys):
-    """A stopped run and a finished one, which has trained its whole plan. Reference: the rows of the longest run."""
-    options = {"data_path": [f"{sources[0]}:0.7:x9", f"{sources[1]}:0.3:x9"], "out_dir": tmp_path}
-    with trained_rows() as rows:
-        with stopped_after(7):
-            run(**options, max_updates=40)
-        run(**options, max_updates=20, from_resume=1)
-        longest = run(**options, max_updates=50, from_resume=1)
-    assert len(rows) == 50 * 4 and rows == planned_rows(longest)
-    assert ": epoch 1, row 80, update 20\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path):
     """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
     options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": 1}
