@@ -31,13 +31,11 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def both(place, folder):
-    return run_ranks(two_ranks, place, folder)
+def folder(place, tmp_path_factory):
+    """Where two ranks have fine-tuned, sharded and with whole models."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_ranks(two_ranks, place, folder)
+    return folder
 
 
 def results(folder):
@@ -53,7 +51,7 @@ def model_file(folder, name="model"):
     return folder / "cola" / "seed_42" / name / "model.safetensors"
 
 
-def test_a_run_is_that_of_whole_models(both, folder):
+def test_a_run_is_that_of_whole_models(folder):
     """Losses, evaluations on the way and at the end, predictions, kept models."""
     assert len(losses(folder / "none")) == 8
     assert losses(folder / "full") == pytest.approx(losses(folder / "none"), rel=1e-5)
@@ -73,7 +71,7 @@ def test_a_run_is_that_of_whole_models(both, folder):
     assert configs[0] == configs[1] and '"ElectraForSequenceClassification"' in configs[0]
 
 
-def test_two_ranks_train_as_one_with_their_batches_together(both, place, folder):
+def test_two_ranks_train_as_one_with_their_batches_together(place, folder):
     """The weights agree up to the order of sums."""
     assert train_glue.main(arguments(place, folder / "one", **{**RUN, "batch_size": 6})) == 0
     assert results(folder / "one")["metrics"] == results(folder / "none")["metrics"]
