@@ -3,13 +3,12 @@
 import io
 import json
 import sys
-import time
 
 import pytest
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts import chat_template, evaluate, export_hf, generate
+from scripts import chat_template, evaluate, generate
 from tests.chats import with_template
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.helpers import ROOT, complaint, write_corpus
@@ -75,19 +74,7 @@ def evaluating(folder, tmp_path):
     return evaluate.main, ["perplexity", "--data_path", str(data), *options]
 
 
-def exporting(folder, tmp_path):
-    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
-    return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
-
-
-def bringing_back(folder, tmp_path):
-    return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
-
-
-COMMANDS = (fine_tuning, electra, generating, evaluating, exporting, bringing_back)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", (fine_tuning, electra, generating, evaluating))
 def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     """The standard input would say yes to the question of transformers: nobody reads it, and one line says what is wrong."""
     main, arguments = command(stranger, tmp_path)
@@ -136,10 +123,8 @@ def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 2)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer = load_tokenizer(with_template(tmp_path / "chat", loops))
-    start = time.monotonic()
     with pytest.raises(UserError, match="has not ended after 2 seconds"):
         chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
-    assert time.monotonic() - start < 30
 
 
 FOREIGN = (

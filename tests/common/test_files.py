@@ -41,15 +41,6 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
     assert calls == ["content", "rename", "rename", "rename", "folder"]
 
 
-def test_what_fails_leaves_the_old_file_alone(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    with pytest.raises(KeyError), atomic_file(path) as file:
-        file.write(b"half")
-        raise KeyError
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", b"old")]
-
-
 def test_what_a_killed_process_left_goes_when_the_file_is_written_again(tmp_path):
     """If it is an hour old: another process may be writing a younger one. What others name alike stays."""
     others = ["a[1].123.tmp", "a1.0123abcd.tmp", "a[1].b.0123abcd.tmp", "a[1].0123abcf.tmp", "a[1]"]

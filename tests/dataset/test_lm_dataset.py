@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from common.errors import DataError
 from dataset.lm_dataset import PretrainDataset
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import write_texts
@@ -40,23 +38,3 @@ def test_mask_comes_from_the_length(tmp_path, pad):
     x, y, mask = dataset[0]
     assert mask.tolist() == [1] * (n - 1) + [0] * (20 - n) and y[n - 2] == 1
     assert set(x[n:].tolist()) == {{None: 1, "</s>": 1, "<s>": 0}[pad]}
-
-
-def test_a_faulty_line_and_a_missing_file_are_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\r\n{"text": "good"}\n{"text": 3}')
-    with pytest.raises(DataError, match="^" + str(path) + ":3: "):
-        PretrainDataset(path, small_tokenizer())
-    with pytest.raises(DataError, match="no such file"):
-        PretrainDataset(tmp_path / "b.jsonl", small_tokenizer())
-
-
-@pytest.mark.slow
-def test_worker_processes_give_the_same_items(tmp_path):
-    """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""
-    path = write_texts(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)])
-    dataset = PretrainDataset(path, small_tokenizer(), 24)
-    expected = [torch.stack(column) for column in zip(*dataset, strict=True)]
-    loader = DataLoader(dataset, batch_size=7, num_workers=2)
-    for ours, column in zip(zip(*loader, strict=True), expected, strict=True):
-        assert torch.equal(torch.cat(ours), column)

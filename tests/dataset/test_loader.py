@@ -3,7 +3,6 @@
 import multiprocessing
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -114,10 +113,8 @@ for i, _ in enumerate(loader):
     if i == 5:
         raise RuntimeError("crash")
 """
-    start = time.perf_counter()
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1 and run.stderr.rstrip().endswith("RuntimeError: crash")
-    assert time.perf_counter() - start < 40
 
 
 def test_hash_split_keeps_the_same_documents_out_whatever_the_order():

@@ -78,10 +78,11 @@ def test_each_tenth_of_a_run_has_the_shares_of_the_schedule(arguments, counts, p
         planned = mixture(arguments, lengths, n_rows=n_rows, pack=pack)
         assert worst_share(planned) < 0.01 and (planned.is_one_plan or worst_share(planned, epoch=2) < 0.01)
         # And nowhere has a source got ahead by more than a row or so.
-        for end in np.linspace(1, planned.plan(0).n_rows, 40).astype(int).tolist():
-            given = planned.plan(0).source_targets(end)
-            total = planned.plan(0).row_targets(0, planned.plan(0).n_rows)
-            progress = planned.plan(0).row_targets(0, end) / total
+        plan = planned.plan(0)
+        total = plan.row_targets(0, plan.n_rows)
+        for end in np.linspace(1, plan.n_rows, 40).astype(int).tolist():
+            given = plan.source_targets(end)
+            progress = plan.row_targets(0, end) / total
             for i, curve in enumerate(planned.curves):
                 assert abs(given[i] - curve.area(progress) * total) < 4 * T
 
@@ -92,7 +93,8 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
     lengths = random_lengths(2, counts)
     for epochs in (1, 2):
         planned = mixture(arguments, lengths, epochs)
-        _, document, start, pairs = planned.plan(0).pieces(range(planned.plan(0).n_rows))
+        plan = planned.plan(0)
+        _, document, start, pairs = plan.pieces(range(plan.n_rows))
         pieces = Counter(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
         offsets = planned.store.offsets[:]
         trained = np.zeros(len(offsets) - 1)
@@ -100,7 +102,7 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
             trained[number] += times * of_piece
         passes = trained / (np.diff(offsets) - 1)
         assert (passes == np.round(passes)).all()
-        told = planned.plan(0).source_targets(planned.plan(0).n_rows)
+        told = plan.source_targets(plan.n_rows)
         used_up = 0
         for i, source in enumerate(planned.sources):
             of_source = passes[planned.store.bounds[i] : planned.store.bounds[i + 1]]
@@ -115,9 +117,9 @@ def test_the_rows_are_those_of_the_passes_in_their_order():
     """Reference: an EpochPlan of each pass, row by row, and each source by itself."""
     lengths = random_lengths(3, (200, 60))
     planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x4"], lengths, n_rows=160)
-    of_source = [[], []]
-    for row in range(planned.plan(0).n_rows):
-        pieces = planned.plan(0).pieces_of_row(row)
+    of_source, whole = [[], []], planned.plan(0)
+    for row in range(whole.n_rows):
+        pieces = whole.pieces_of_row(row)
         sources = {int(number >= 200) for number, _, _ in pieces}
         assert len(sources) == 1
         of_source[sources.pop()].append(pieces)
@@ -130,13 +132,13 @@ def test_the_rows_are_those_of_the_passes_in_their_order():
             number += 1
         assert of_source[i] == expected[: len(of_source[i])]
     assert number > 1, "more than one pass was looked at"
-    pieces = [piece for row in range(10, 30) for piece in planned.plan(0).pieces_of_row(row)]
-    assert planned.plan(0).totals(10, 30) == (sum(pairs for *_, pairs in pieces), len(pieces))
+    pieces = [piece for row in range(10, 30) for piece in whole.pieces_of_row(row)]
+    assert whole.totals(10, 30) == (sum(pairs for *_, pairs in pieces), len(pieces))
 
 
 def order_of(planned, epochs=1):
-    plans = ((planned.plan(epoch), row) for epoch in range(epochs) for row in range(planned.plan(epoch).n_rows))
-    return [plan.pieces_of_row(row) for plan, row in plans]
+    plans = [planned.plan(epoch) for epoch in range(epochs)]
+    return [plan.pieces_of_row(row) for plan in plans for row in range(plan.n_rows)]
 
 
 def test_behind_the_planned_end_the_last_shares_go_on():
@@ -157,8 +159,8 @@ def test_behind_the_planned_end_the_last_shares_go_on():
         assert set(pieces.values()) <= {passes, passes + 1}
     # A resume asks for what is behind the end alone.
     assert order_of(planned, 2)[500:] == rows[500:]
-    fresh = mixture(to_a_fifth, lengths, n_rows=500)
-    assert [fresh.plan(1).pieces_of_row(row) for row in range(500)] == rows[500:]
+    behind_end = mixture(to_a_fifth, lengths, n_rows=500).plan(1)
+    assert [behind_end.pieces_of_row(row) for row in range(500)] == rows[500:]
 
     # Nothing of a source comes that has no share at the end.
     to_none = mixture(["a:1..0:x9", "b:0..1:x9"], lengths, n_rows=500)

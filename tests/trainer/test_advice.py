@@ -9,16 +9,6 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
 
-def notices(words, tokens):
-    """Those on a run of so many tokens, in full rows."""
-    settings = PretrainSettings.parse(words)
-    run = {
-        "parameters": 26_000_000, "tokens": tokens, "micro_batches": 10**6, "has_validation": False,
-        "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
-    }  # fmt: skip
-    return pretraining_notices(settings, Ranks(), **run)
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -31,8 +21,12 @@ def notices(words, tokens):
 )
 def test_updates_and_rates_that_are_far_off_are_named(words, named):
     """The default update of 131,072 tokens is too large for a run of ten million."""
-    words = [*words, "--batch_size", "1"] if words else []
-    assert [line.split()[1] for line in notices(words, 1e7)] == named
+    settings = PretrainSettings.parse([*words, "--batch_size", "1"] if words else [])
+    run = {
+        "parameters": 26_000_000, "tokens": 1e7, "micro_batches": 10**6, "has_validation": False,
+        "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
+    }  # fmt: skip
+    assert [line.split()[1] for line in pretraining_notices(settings, Ranks(), **run)] == named
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):

@@ -1,19 +1,14 @@
 """The training loop: what is due when, and where outcomes come late, as on CUDA. Reference: what a run leaves."""
 
-import gc
 import itertools
-import weakref
 from pathlib import Path
 
 import pytest
 
-from dataset.loader import Loader, LoaderError
-from dataset.packing import EpochPlan
 from tests.helpers import flags, records, stopped_after, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
 from trainer.machine.command_line import StopSignals
-from trainer.saving.checkpoint import load_checkpoint
 
 
 @pytest.fixture
@@ -23,12 +18,11 @@ def late_outcomes(monkeypatch):
 
     def poll_late(engine, where=None):
         known = drain(engine)
-        (engine.under_way,) = poll(engine, where)
+        engine.under_way = poll(engine, where)
         return known
 
     def drain(engine) -> list[Outcome]:
-        known = [engine.under_way] if getattr(engine, "under_way", None) else []
-        engine.under_way = None
+        known, engine.under_way = getattr(engine, "under_way", []), []
         return known
 
     monkeypatch.setattr(Engine, "poll", poll_late)
@@ -71,46 +65,6 @@ def test_a_request_to_save_is_not_lost_at_the_end_of_an_epoch(tmp_path, monkeypa
     train(**options, out_dir=tmp_path / "asked")
     # A request of the update before is known one update later.
     assert saved_updates(tmp_path / "asked") == [n_updates, 2 * n_updates]
-
-
-def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(tmp_path, late_outcomes, monkeypatch, capsys):
-    """The third update has a loss of NaN. In the engine and in the progress of the only checkpoint."""
-    update, updates, numbers = Engine.update, Loader.updates, itertools.count(1)
-
-    def with_a_bad_one(engine, *arguments):
-        engine.bad_losses += next(numbers) == 3
-        update(engine, *arguments)
-
-    def failing(loader, recipe, schedule):
-        yield from itertools.islice(updates(loader, recipe, schedule), 3)
-        loader.failure = LoaderError("the loader has failed")
-        raise loader.failure
-
-    monkeypatch.setattr(Engine, "update", with_a_bad_one)
-    monkeypatch.setattr(Loader, "updates", failing)
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-    with pytest.raises(LoaderError):
-        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    (path,) = tmp_path.rglob("update_*.pt")
-    state = load_checkpoint(path)
-    assert (path.stem, state["engine"]["skipped"][0], state["progress"]["skipped"]) == ("update_00000003", 1.0, 1)
-    assert "update 3 is not applied (1 so far)" in capsys.readouterr().out
-
-
-def test_the_plan_of_an_epoch_is_gone_before_the_next_one_is_made(tmp_path, monkeypatch):
-    """The plan of 20 M documents has 320 MB."""
-    plans, alive = weakref.WeakSet(), []
-    init = EpochPlan.__init__
-
-    def noted(plan, *arguments, **named):
-        gc.collect()
-        alive.append(len(plans))
-        plans.add(plan)
-        init(plan, *arguments, **named)
-
-    monkeypatch.setattr(EpochPlan, "__init__", noted)
-    train(data_path=write_corpus(tmp_path / "data.jsonl", 20), out_dir=tmp_path, epochs=3)
-    assert alive == [0, 0, 0]
 
 
 def test_a_run_that_is_stopped_with_its_last_update_is_ended_by_its_resume(tmp_path):

@@ -34,32 +34,22 @@ class NoHostWait(TorchDispatchMode):
 
 
 class Watch:
-    """Watches the engine of a run: `reads` and `copies` of the steady updates, see OnTheCpu."""
+    """Watches the engine of a run: `waits` are the reads and copies of its steady updates, see OnTheCpu."""
 
     def __init__(self, mode):
         self.mode = mode
         self.updates = 0
-        self.reads = []
-        # How many copies there had been before each update.
-        self.copies_before = []
+        self.waits = []
 
     def call(self, method, engine, *args, **kwargs):
-        is_update = method.__name__ == "update"
-        if is_update:
-            self.updates += 1
-            self.copies_before.append(len(self.mode.copies))
-        steady = self.updates >= FIRST_STEADY
-        reads_before = len(self.mode.reads)
-        with NoHostWait() if steady else contextlib.nullcontext():
+        self.updates += method.__name__ == "update"
+        if self.updates < FIRST_STEADY:
+            return method(engine, *args, **kwargs)
+        reads, copies = len(self.mode.reads), len(self.mode.copies)
+        with NoHostWait():
             result = method(engine, *args, **kwargs)
-        if steady:
-            self.reads += self.mode.reads[reads_before:]
+        self.waits += self.mode.reads[reads:] + self.mode.copies[copies:]
         return result
-
-    @property
-    def copies(self):
-        """From the first steady update to the last one."""
-        return self.mode.copies[self.copies_before[FIRST_STEADY - 1] : self.copies_before[-1]]
 
 
 def watched_run(tmp_path, **flags):
@@ -79,14 +69,20 @@ def watched_run(tmp_path, **flags):
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "optimizer"), [("dense", "float16", "adamw"), ("experts in blocks", "bfloat16", "muon")]
+    "fields, dtype, optimizer",
+    [
+        ({}, "float16", "adamw"),
+        ({"use_moe": 1}, "bfloat16", "muon"),
+        ({"use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2}, "bfloat16", "adamw"),
+    ],
 )
-def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, monkeypatch):
+def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, tmp_path, monkeypatch):
+    """Experts are computed in blocks."""
     in_blocks = mock.Mock(wraps=ways.blocked_experts)
     monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
-    watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))
+    watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, **fields)
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"
     assert run.engine.scaler.is_enabled() == (dtype == "float16")
-    assert in_blocks.called == (model != "dense")
-    assert watch.reads == [] and watch.copies == []
+    assert in_blocks.called == bool(fields)
+    assert watch.waits == []

@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from common.errors import DataError, UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
@@ -65,17 +64,6 @@ def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats
     assert record["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4) and "bits_per_byte" not in record
 
 
-def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
-    path = tmp_path / "faulty.jsonl"
-    lines = chats.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join([*lines[:3], '{"conversations": [{"role": "user", "content": "Hi"}]}', *lines[3:]]))
-    with pytest.raises((DataError, UserError), match=r"faulty.jsonl:4: no assistant message"):
-        train(data_path=path, out_dir=tmp_path)
-    run = train(data_path=path, out_dir=tmp_path, skip_bad_lines=1, epochs=1)
-    assert len(run.job.corpus.store) == len(lines)
-    assert "skipped 1 bad line" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"dry_run": 1}, {}])
 def test_a_budget_plans_the_updates_and_the_rate(tmp_path, chats, capsys, more):
@@ -92,18 +80,14 @@ def test_a_budget_plans_the_updates_and_the_rate(tmp_path, chats, capsys, more):
     assert (tmp_path / "full_sft_16.pth").exists() is not bool(more)
 
 
-def six_conversations(path):
-    pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
-             ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
-    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
-
-
 @pytest.mark.slow
 def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     """Six conversations, which MiniMind's two updates at 1e-5 would leave as they were."""
-    chats = six_conversations(tmp_path / "chats.jsonl")
+    pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
+             ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
+    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("\n".join(lines), encoding="utf-8")
     run = train(
         data_path=chats, out_dir=tmp_path, hidden_size=128, num_hidden_layers=2, batch_size=None, accumulation_steps=None,
         sample_prompts="Who are you?",

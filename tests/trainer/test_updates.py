@@ -35,12 +35,6 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
         assert schedule.n_steps == len(steps.pop())
 
 
-def test_ranks_that_share_each_micro_batch_do_as_many_as_one():
-    flags = SimpleNamespace(batch_size=4, accumulation_steps=8, rows_per_update=24)
-    for ranks, steps in ((Ranks(), 6), (Ranks(world_size=2), 3), (Ranks(world_size=2, sharing=2), 6)):
-        assert schedule_of(flags, ranks, 100).accumulation_steps == steps
-
-
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):
     """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
     write_corpus(tmp_path / "data.jsonl")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from common.errors import DataError, UserError
+from common.errors import UserError
 from model.electra.model_electra import Output
 from model.loss import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_lines
@@ -130,5 +130,3 @@ def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):  # noqa: F811
     assert train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=3, from_resume=1).progress.update == 3
     with pytest.raises(UserError, match="val_fraction"):
         train(**data, out_dir=tmp_path, val_fraction=0.2, max_steps=4, from_resume=1)
-    with pytest.raises(DataError, match="all of it .30 documents. is in the training data too"):
-        train(**data, out_dir=tmp_path, val_path=data["data_path"])

@@ -1,15 +1,13 @@
 """Fine-tuning of a model that ranks have together (`--shard`). References: one rank, whole models, and what transformers loads."""
 
 import json
-import os
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from tests.helpers import before_update, new_port, run_ranks
+from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, make_place
 from trainer import train_glue
 
@@ -21,24 +19,10 @@ RUN = {
 }  # fmt: skip
 
 
-def stopped(place, out, at):
-    """Ask for a stop in an update of this start, which the next one or an evaluation ends; names of the checkpoints then."""
-    new_port(f"stopped at {at}")
-    with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
-        code = train_glue.main(arguments(place, out, shard="full", from_resume=1, **RUN))
-    assert code == 128 + signal.SIGTERM
-    return sorted(path.name for path in out.rglob("update_*.pt"))
-
-
 def two_ranks(place, folder):
     for shard in ("full", "none"):
         new_port(shard)
         assert train_glue.main(arguments(place, folder / shard, shard=shard, **RUN)) == 0
-    # Within an epoch; and, gone on with, before an evaluation.
-    found = [stopped(place, folder / "stopped", at) for at in (1, 2)]
-    new_port("resumed")
-    assert train_glue.main(arguments(place, folder / "stopped", shard="full", from_resume=1, **RUN)) == 0
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +31,11 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def both(place, folder):
-    return run_ranks(two_ranks, place, folder)
+def folder(place, tmp_path_factory):
+    """Where two ranks have fine-tuned, sharded and with whole models."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_ranks(two_ranks, place, folder)
+    return folder
 
 
 def results(folder):
@@ -69,7 +51,7 @@ def model_file(folder, name="model"):
     return folder / "cola" / "seed_42" / name / "model.safetensors"
 
 
-def test_a_run_is_that_of_whole_models(both, folder):
+def test_a_run_is_that_of_whole_models(folder):
     """Losses, evaluations on the way and at the end, predictions, kept models."""
     assert len(losses(folder / "none")) == 8
     assert losses(folder / "full") == pytest.approx(losses(folder / "none"), rel=1e-5)
@@ -89,18 +71,9 @@ def test_a_run_is_that_of_whole_models(both, folder):
     assert configs[0] == configs[1] and '"ElectraForSequenceClassification"' in configs[0]
 
 
-def test_two_ranks_train_as_one_with_their_batches_together(both, place, folder):
+def test_two_ranks_train_as_one_with_their_batches_together(place, folder):
     """The weights agree up to the order of sums."""
     assert train_glue.main(arguments(place, folder / "one", **{**RUN, "batch_size": 6})) == 0
     assert results(folder / "one")["metrics"] == results(folder / "none")["metrics"]
     one, two = (load_file(model_file(folder / name)) for name in ("one", "none"))
     assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
-
-
-def test_a_stopped_run_goes_on_bitwise(both, folder):
-    """Its checkpoints have parts."""
-    assert both[0] == [["update_00000002.pt"], ["update_00000003.pt", "update_00000004.pt"]]
-    whole, resumed = (load_file(model_file(folder / name)) for name in ("full", "stopped"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert results(folder / "stopped") == results(folder / "full")
-    assert losses(folder / "stopped") == losses(folder / "full")

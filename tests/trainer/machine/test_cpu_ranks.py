@@ -11,13 +11,11 @@ import pytest
 from common.errors import UserError
 from tests.faults.harness import rank_environments
 from tests.helpers import flags
-from trainer.electra.settings import ElectraSettings
 from trainer.machine import cpu_ranks
 from trainer.machine.cpu_ranks import Divisible, choose, divide
 from trainer.machine.ranks import SharedMemory
 from trainer.pretrain.command import divisible_of
 from trainer.pretrain.settings import PretrainSettings
-from trainer.train_electra import divisible_of as electra_divisible_of
 
 GB = 1 << 30
 M26 = 26_000_000
@@ -52,16 +50,6 @@ def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     minimind3 = {"generation": "minimind3", "num_attention_heads": 4}
     for model, is_divided in (({**minimind3, "use_moe": 1}, False), ({"use_moe": 1}, True), (minimind3, True)):
         assert (not divisible_of(PretrainSettings.parse(flags(**model))).why_not_divisible) == is_divided
-
-
-def test_what_the_jobs_have_to_divide():
-    found = divisible_of(PretrainSettings.parse(["--batch_size", "8"]))
-    assert (found.rows, found.positions, round(found.parameters / 1e6)) == (8, 512, 26)
-    # Flags that do not fit each other: the job says so.
-    assert divisible_of(PretrainSettings.parse(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
-    # The published batch of the small ELECTRA, in two micro-batches.
-    found = electra_divisible_of(ElectraSettings.parse(["--accumulation_steps", "2"]))
-    assert (found.rows, found.positions) == (64, 128) and 13e6 < found.parameters < 30e6
 
 
 def cpu(asked="auto", device="cpu"):

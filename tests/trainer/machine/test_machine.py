@@ -14,7 +14,7 @@ from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype, seed_everything
-from trainer.machine.ranks import Ranks, init_distributed_mode, ranks_of_launcher, rendezvous_store
+from trainer.machine.ranks import Ranks, init_distributed_mode, rendezvous_store
 
 CPU = torch.device("cpu")
 
@@ -56,18 +56,6 @@ def test_each_rank_and_each_seed_draws_numbers_of_its_own():
     assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
 
 
-def test_stop_signals_are_noted_and_the_old_handlers_come_back():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    with StopSignals() as signals:
-        signals.arm()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.take_save_request() and not signals.take_save_request()
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)  # within half a second: the launcher's repeat
-        assert signals.signum == signal.SIGTERM
-    assert before == {number: signal.getsignal(number) for number in before}
-
-
 def test_under_nohup_a_terminal_that_closes_does_not_stop_the_run():
     """nohup starts a command with SIGHUP ignored. SIGINT, which a script's shell ignores for all in its background, stops the run."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
@@ -92,6 +80,9 @@ def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
     monkeypatch.setattr("trainer.machine.command_line.time.monotonic", lambda: now[0])
     with StopSignals() as signals:
         signals.arm()
+        # What a launcher repeats comes at once.
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
             now[0] += 60
@@ -151,13 +142,6 @@ def test_a_launchers_variables_that_do_not_fit_are_one_line(variables, said, mon
     with pytest.raises(UserError, match=said) as error:
         init_distributed_mode("cpu")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("rank", [None, "-1"])
-def test_without_a_rank_there_is_one_process(rank, monkeypatch):
-    if rank is not None:
-        monkeypatch.setenv("RANK", rank)
-    assert ranks_of_launcher() is None
 
 
 def test_ranks_with_and_without_a_gpu_do_not_wait_for_each_other(monkeypatch):

@@ -1,6 +1,5 @@
 """A start of all trainers on a machine with one GPU, which simulated_cuda.py plays. Reference: the same run on the CPU."""
 
-import gc
 import json
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
 from trainer import engine, train_pretrain
 from trainer.budget import planner
-from trainer.loop import UPDATES_BEFORE_FREEZE
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 from trainer.saving import checkpoint
@@ -160,24 +158,6 @@ def test_a_compiled_run_compiles_every_micro_batch(compiled, use_moe, optimizer,
     assert losses(whole) == pytest.approx(losses(plain), rel=1e-3)
     assert [record["tokens"] for record in records(whole)] == [record["tokens"] for record in records(plain)]
     assert_same_weights(resumed, whole)
-
-
-def test_the_collector_has_nothing_to_look_through_between_updates(tmp_path, monkeypatch):
-    """And looks at everything again behind the run, here one that ends with an error."""
-    data = write_corpus(tmp_path / "data.jsonl", 40)
-    frozen = []
-    update = engine.Engine.update
-
-    def watched(running, *arguments):
-        frozen.append(gc.get_freeze_count() > 1000)
-        if len(frozen) == UPDATES_BEFORE_FREEZE + 2:
-            raise KeyError("a defect")
-        update(running, *arguments)
-
-    monkeypatch.setattr(engine.Engine, "update", watched)
-    with simulated_cuda(), pytest.raises(KeyError):
-        train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
-    assert frozen == [False] * UPDATES_BEFORE_FREEZE + [True] * 2 and gc.get_freeze_count() == 0
 
 
 def test_electra_starts_and_ends_there(tmp_path):

@@ -30,7 +30,9 @@ def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_
     there = tmp_path / "pretrain_24_moe.pth"
     with pytest.raises(UserError, match=f"--from_weight pretrain: .*pretrain_512.pth; there is {there}$"):
         train_sft.main(plain)
-    assert train_sft.main([*plain, "--from_weight", str(there), "--max_updates", "1", "--save_weight", "new"]) == 0
+    # By its path, or by the name that MiniMind gives it
+    for named in (["--from_weight", str(there)], ["--hidden_size", "24", "--use_moe", "1"]):
+        assert train_sft.main([*plain, *named, "--max_updates", "1", "--save_weight", "new"]) == 0
 
 
 def test_the_newest_weights_are_named(tmp_path, monkeypatch):

@@ -21,12 +21,6 @@ SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
 USUAL_ROWS = PretrainSettings.default_rows()
 
-USUAL = {"half": 2, "compiled": True, "recomputes": False, "device_type": "cpu"}
-
-
-def needed(rows=32, T=512, config=SIZE, **changes):
-    return training_bytes(config, rows, T, **{**USUAL, **changes})
-
 
 @pytest.mark.parametrize(
     ("rows", "compiled", "recomputes", "measured"),
@@ -41,7 +35,8 @@ def needed(rows=32, T=512, config=SIZE, **changes):
 )
 def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, measured):
     """26 M parameters on a CPU: the table of docs/performance.md."""
-    assert needed(rows, compiled=compiled, recomputes=recomputes) == pytest.approx(measured, rel=0.1)
+    how = {"half": 2, "compiled": compiled, "recomputes": recomputes, "device_type": "cpu"}
+    assert training_bytes(SIZE, rows, 512, **how) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -120,23 +120,9 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
 
 
 @pytest.mark.slow
-def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_path, capsys):
-    """A stopped run and a finished one, which has trained its whole plan. Reference: the rows of the longest run."""
-    options = {"data_path": [f"{sources[0]}:0.7:x9", f"{sources[1]}:0.3:x9"], "out_dir": tmp_path}
-    with trained_rows() as rows:
-        with stopped_after(7):
-            run(**options, max_updates=40)
-        run(**options, max_updates=20, from_resume=1)
-        longest = run(**options, max_updates=50, from_resume=1)
-    assert len(rows) == 50 * 4 and rows == planned_rows(longest)
-    assert ": epoch 1, row 80, update 20\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
+def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path):
     """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
-    options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": num_workers}
+    options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": 1}
     sooner = {4: Course(fall_from=20, end=30)}
     later = {**sooner, 20: Course(fall_from=50, end=70), 60: Course(fall_from=60, end=64, fall_rate=0.5)}
     with clock(sooner), trained_rows() as rows:
