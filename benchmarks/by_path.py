@@ -8,4 +8,4 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.start import guard_imports
 
-guard_imports(exit_on_ctrl_c=False)
+guard_imports()

@@ -22,6 +22,7 @@ if __name__ == "__main__" and not __package__:
     import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -30,15 +31,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.trained import Outcome, data_args, flag_args, runs_parser, trained
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
-from common.flags import positive, seed
+from common.flags import Parser, positive, seed
 from common.start import ROOT
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import duration, seconds_of
 
 BENCH = ROOT / "benchmarks" / "bench.py"
+TRAINER = ROOT / "trainer" / "train_pretrain.py"
 ROWS = 8
 T = 512
 
@@ -58,6 +59,23 @@ RIVALS = {
     "plain": Rival(("plain",), (LEARNING_RATE,), "float32", {"pack": 0, "lr_schedule": "minimind"}),
     "hf": Rival(("hf", "hf-compiled"), (5e-4, 1e-3, 2e-3), "bfloat16", {"lr_schedule": "linear"}),
 }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run. parameters: of its model. bits_per_byte, val_loss (nats per token): of its last evaluation.
+    updates, tokens: totals."""
+
+    parameters: int
+    bits_per_byte: float
+    val_loss: float
+    updates: int
+    tokens: int
+
+
+def flag_args(changes: Mapping[str, object]) -> list[str]:
+    """{flag: value} as the words of a command line."""
+    return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
 
 
 def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
@@ -88,15 +106,53 @@ def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str
 
 
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
-    """Train, unless an earlier start did."""
-    own = {"eval_interval": 0, "seed": args.seed, "report": 0}
-    end = trained(Path(args.work), name, [*data_args(args), *flag_args({**own, **flags})])
+    """Train on the data of the command line. The token cache is in --work, for all runs."""
+    own = {"cache_dir": Path(args.work) / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
+    data = ["--data_path", *args.data_path, "--val_path", *args.val_path]
+    end = trained(Path(args.work), name, [*data, *flag_args({**own, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 
 
+def trained(work: Path, name: str, flags: Sequence[str]) -> Outcome:
+    """The result of a run of train_pretrain.py.
+
+    A run that an earlier start has finished is not trained again, and one that was stopped is resumed.
+    Errors: UserError that names the log of a failed run.
+    """
+    # With a digest of its flags, so that no run is taken for another
+    folder = work / f"{name}_{hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:8]}"
+    done = folder / "done"
+    if not done.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "log.txt"
+        command = [sys.executable, str(TRAINER), *flags, "--out_dir", str(folder), "--from_resume", "1"]
+        with open(path, "a", encoding="utf-8") as log:
+            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if code:
+            raise UserError(f"{TRAINER.name} ended with exit code {code}; its log: {path}")
+        done.touch()
+    (metrics,) = folder.glob("*.metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if "val_loss" in line][-1]
+    return Outcome(
+        lines[0]["model"]["parameters"],
+        last["bits_per_byte"],
+        last["val_loss"],
+        lines[-1]["update"],
+        lines[-1]["tokens"],
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    p = runs_parser("time_to_loss.py", "Does a run of --budget reach the loss of another trainer after some minutes?")
+    p = Parser(
+        prog="time_to_loss.py",
+        description="Does a run of --budget reach the loss of another trainer after some minutes?",
+    )
+    p.add_argument("--data_path", nargs="+", required=True, help="as for the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as for the trainer")
+    work = ROOT / "out" / "time_to_loss"
+    p.add_argument("--work", default=str(work), help="folder of the runs (default: out/time_to_loss)")
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
     p.add_argument("--minutes", type=positive(float), required=True, help="training time of the rival")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")

@@ -18,39 +18,43 @@ LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
 # {flags of Hugging Face's Trainer, nanoGPT, Megatron-LM, LLaMA-Factory, axolotl and MiniMind, as patterns: the same here}.
-# The first pattern that fits decides, and of its flags the first that the command has; (): nothing here does the same.
+# The first pattern that fits decides, and of its flags the first that the command has; none: nothing here does the same.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    r"test_\w+|(min|final|end)_(lr|learning_rate)|eval_iters|(run|wandb)_name|beta_?[12]|(lr_)?warmup_(ratio|fraction)": (),
+    r"test_\w+|(min|final|end)_(lr|learning_rate)|eval_iters|(run|wandb)_name|beta_?[12]|tokenized_path": (),
+    r"(lr_)?warmup_(ratio|fraction|proportion)": ("warmup_share",),
     r"(eval|val|valid|validation|dev)_?(data|dataset|text|file|path|dir)s?(_(path|file|dir|name)s?)?": ("val_path", "dev_file"),
     r"(train|training|input)?_?(data|dataset|corpus|text)s?(_(path|file|dir|name)s?)?|(train|input)_(file|path|dir)s?": ("data_path", "data_dir"),
     r"(dev|val|valid|validation|eval)_((set_)?size|split(_percentage)?|ratio|share)": ("val_fraction",),
-    r"max_(len|length|tokens)": ("max_seq_len", "max_new_tokens", "max_length"),
-    r"(block|context)_size|(max_)?(seq|sequence|context|ctx)_?(len|length)|cutoff_len|max_position_embeddings": ("max_seq_len", "max_length"),
-    r"n_embe?d|d_model|((model|hidden|embed|embedding)_)?dim|width": ("hidden_size",),
+    r"max_tokens|n(um)?_predict": ("max_new_tokens",),
+    r"(block|context)_size|((max_)?(seq|sequence|context|ctx)|max)_?(len|length)|cutoff_len|max_position_embeddings": ("max_seq_len", "max_length"),
+    r"n_embe?d|d_model|((model|hidden)_)?dim|width": ("hidden_size",),
     r"(n|num)_?(layers?|blocks?)|depth": ("num_hidden_layers",),
     r"(n|num)_?heads?": ("num_attention_heads",),
-    r"(global|total|effective)_batch(_size)?": ("rows_per_update",),
+    # total_batch_size: of nanochat and llm.c, in tokens
+    r"(global|effective)_batch(_size)?": ("rows_per_update",),
     r"((per_(device|gpu)|micro|mini|device)_)?(train_)?batch_size|batch|bs": ("batch_size",),
     r"(grad(ient)?_)?accum(ulate|ulation)?(_(steps?|iters?|grad_batches))?": ("accumulation_steps",),
     r"((max|peak|base|init|initial)_)?(lr|learning_rate)": ("learning_rate",),
-    r"(lr_)?scheduler(_type)?|lr_scheduler_\w+|lr_decay_style": ("lr_schedule",),
+    r"(lr_)?scheduler(_type)?|lr_decay_style": ("lr_schedule",),
     r"(lr_)?warmup(_(steps|iters|updates))?": ("warmup_iters", "warmup_steps"),
     r"(max_)?grad(ient)?_(norm|clip_?\w*)|clip_grad(_norm)?|max_norm": ("grad_clip",),
     r"((max|num|total|train|max_train|num_train|num_training)_)?(iters|iterations|steps|updates)": ("max_updates", "max_steps"),
     r"(n|num|max|num_train|train)_?epochs?": ("epochs",),
     r"(log|logging|print)_(steps?|every|freq|iters?)": ("log_interval",),
-    r"(eval|val|evaluation|validation)_(steps?|every|freq)": ("eval_interval",),
+    r"eval(uation)?_steps?|(eval|val|evaluation|validation)_(every|freq)": ("eval_interval",),
     r"(save|ckpt|checkpoint)_(steps?|every|freq|interval)": ("save_interval",),
     r"save_total_limit|max_checkpoints": ("keep_checkpoints",),
     r"(use_)?(bf16|bfloat16)": ("dtype bfloat16",),
     r"(use_)?(fp16|float16|half)": ("dtype float16",),
     r"torch_dtype|(mixed_)?precision|amp": ("dtype",),
     r"resume(_from(_checkpoint)?)?|(auto|continue)_resume": ("from_resume",),
-    r"(base_)?model(_(name|path|name_or_path))?|load(_(from|weight))?|init_from": ("from_weight", "weight", "model_path"),
-    r"output(_dir|_path|_folder)?|out|save(_path)?": ("out_dir", "out"),
+    r"(base_)?model(_(name|path|name_or_path))?|load_(from|weight)|init_from": ("from_weight", "weight", "model_path"),
+    r"output_(dir|folder)|save(_path)?": ("out_dir",),
+    r"out(put)?(_path)?": ("out_dir", "out"),
     r"tokenizer(_(name|model|dir|file|name_or_path))?|vocab(_file)?": ("tokenizer_path", "vocab_path"),
-    r"(\w+_)?(num_workers|num_proc)|workers": ("num_workers",),
+    r"(dataloader_)?(num_)?workers": ("num_workers",),
     r"report_to|logger": ("tracker",),
+    r"(default_)?system(_(prompt|message))?": ("system",),
 }  # fmt: skip
 
 
@@ -138,9 +142,9 @@ class Parser(argparse.ArgumentParser):
         for word in filter(re.compile("[-–—]").match, words):
             name = word.partition("=")[0].lstrip("-–—").replace("-", "_")
             others = [names for pattern, names in OTHER_NAMES.items() if re.fullmatch(pattern, name)]
-            # A slip of the finger; another word in front would be more.
+            # A slip of the finger; another word or letter in front would be more.
             alike = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            close = [ours for ours in alike if abs(len(ours) - len(name)) <= 2]
+            close = [ours for ours in alike if ours[0] == name[:1] and abs(len(ours) - len(name)) <= 2]
             if name not in known and others:
                 close = [ours for ours in others[0] if ours.split()[0] in known]
             meant += [f"--{ours}" for ours in close[:1]]

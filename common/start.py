@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 STARTED = time.monotonic()
 
 
-def guard_imports(exit_on_ctrl_c: bool = True) -> None:
+def guard_imports() -> None:
     """End the command with one line and exit code 2 if Python is too old or a package is missing.
 
-    exit_on_ctrl_c: during the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
+    During the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
     """
     open_standard_streams()
     # For the whole process, not only while a run listens to it: a scheduler may send it in the last moment.
@@ -30,8 +30,7 @@ def guard_imports(exit_on_ctrl_c: bool = True) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
-    if exit_on_ctrl_c:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.excepthook = missing_package_hook
 
 

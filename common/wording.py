@@ -21,7 +21,12 @@ def printable(text: str) -> str:
 
 def one_line(text: object) -> str:
     """The text of an error or a notice as a single printable line, without the passwords of web addresses."""
-    return _SECRETS.sub(r"\1\2***", printable(" ".join(str(text).split())))
+    return without_passwords(printable(" ".join(str(text).split())))
+
+
+def without_passwords(text: str) -> str:
+    """Returns `text` with *** for user, password and keys of web addresses."""
+    return _SECRETS.sub(r"\1\2***", text)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -60,7 +65,7 @@ def announce(text: str, to_stderr: bool = False) -> None:
     # Escape what the stream cannot encode: a sample in another alphabet must not end the run, nor a file name that is not
     # UTF-8.
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    shown = _SECRETS.sub(r"\1\2***", printable(text)).encode(encoding, errors="backslashreplace").decode(encoding)
+    shown = without_passwords(printable(text)).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(shown, file=stream, flush=True)
     except OSError:

@@ -1,5 +1,7 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
+from collections.abc import Callable
+
 from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
 from common.start import ROOT
 
@@ -159,3 +161,14 @@ def report_parser() -> Parser:
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
     p.add_argument("--out", help="page to write (default: beside the first run's metrics; compare.html for several)")
     return p
+
+
+# {script: its flags}
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "generate": generate_parser,
+    "play": play_parser,
+    "evaluate": evaluate_parser,
+    "export_hf": export_parser,
+    "export_gguf": export_gguf_parser,
+    "report": report_parser,
+}

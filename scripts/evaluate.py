@@ -8,19 +8,8 @@
 Prints a table and writes {out}.json. Multiple choice, last words and public tasks: lm_eval on an export, docs/scripts.md.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import evaluate_parser
-
-    evaluate_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 import argparse
 import hashlib
@@ -28,9 +17,11 @@ import json
 import math
 import os
 import re
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file, temporary_beside, try_to_write
-from common.wording import announce, counted, one_line, printable
+from common.wording import announce, counted, one_line, printable, without_passwords
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
 from dataset.reading.beginnings import notices_on_texts
@@ -56,7 +47,7 @@ from scripts.common import dtype_of_flag, load, max_positions, note_untrained, t
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import autocast
-from trainer.reporting.reporter import finite
+from trainer.reporting.reporter import publishable
 
 # 97.5 % quantile of the normal distribution
 Z = 1.959963984540054
@@ -116,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
     paths = [os.path.abspath(path) for path in args.data_path]
-    names = re.sub(r"[^\w.+-]", "_", "+".join(os.path.basename(path) for path in paths))[:60]
+    names = re.sub(r"[^\w.+-]", "_", without_passwords("+".join(os.path.basename(path) for path in paths)))[:60]
     # Distinguishes data of the same name. File names need not be UTF-8.
     digest = hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()[:6]
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
@@ -145,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "torch": torch.__version__,
         }
         with atomic_file(f"{out}.json") as file:
-            file.write(json.dumps(finite(report), indent=2).encode() + b"\n")
+            file.write(json.dumps(publishable(report), indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
     print(f"{args.task}: {printable(weight.name)} on {sizes}, {report['dtype']}")
     width = max(map(len, figures))

@@ -3,22 +3,12 @@
 python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import export_gguf_parser
-
-    export_gguf_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 

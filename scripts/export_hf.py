@@ -9,24 +9,14 @@ compared with the source's on real text before the folder is renamed to --out_di
 the weights are rounded to half precision.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import export_parser
-
-    export_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 import contextlib
 import gc
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file

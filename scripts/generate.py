@@ -7,23 +7,13 @@
 The text goes to stdout as it comes, the speed to stderr. Prompts can also be piped in, one a line.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import generate_parser
-
-    generate_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 import contextlib
 import dataclasses
 import functools
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence

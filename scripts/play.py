@@ -5,19 +5,8 @@
 It prints the address to open. Only this machine can reach it. Ctrl-C ends it.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import play_parser
-
-    play_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 import base64
 import contextlib
@@ -25,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import threading
 import time
 import traceback
@@ -32,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -6,21 +6,11 @@
 A run is given by its metrics file, its weight, or a folder of them. The trainer writes this page when a run ends.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    # Run by path: nothing in scripts/ may shadow a dependency.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import guard_imports
-
-    guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import report_parser
-
-    report_parser().parse_args()
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.errors import user_errors
 from common.wording import announce

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,14 +28,14 @@ def launch(
     train: Callable[[SettingsT, RunContext], int],
     script: str,
     settings: SettingsT,
-    argv: Sequence[str],
+    argv: Sequence[str] | None,
     ddp: bool = False,
     processes: int = 1,
     notices: Sequence[str] = (),
 ) -> int:
     """Call train(settings, run_context) with the ranks joined and stop signals caught. Returns its exit code.
 
-    script: its path in the repository. argv: the flags as typed. ddp: the user requires a launcher such as torchrun.
+    script: its path in the repository. argv: the flags as typed; None: this process's own. ddp: the user requires a launcher such as torchrun.
     processes: number of processes to fork into. notices: lines about them.
     """
     # For the report: the command as a user types it in this folder.
@@ -42,7 +43,9 @@ def launch(
     nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if (nodes, processes_here) != ("1", "1"):
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
-    command = shell_line([*launcher, script_path(script), *argv])
+    typed = sys.argv[1:] if argv is None else argv
+    # torch.distributed.launch adds the rank.
+    command = shell_line([*launcher, script_path(script), *(word for word in typed if "--local-rank=" not in word)])
 
     def work(join: Join) -> int:
         with StopSignals() as signals, contextlib.ExitStack() as at_end:

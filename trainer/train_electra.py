@@ -23,10 +23,10 @@ if __name__ == "__main__":
     from common.start import guard_imports
 
     guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.electra.settings import ElectraSettings
 
-    SETTINGS = ElectraSettings.parse()
+    # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
+    ElectraSettings.parse()
 
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of
@@ -37,14 +37,10 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.cpu_ranks import Divisible, divide
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
-    return run(ElectraSettings.parse(argv), argv)
-
-
-def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:
-    """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
-    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=is_own_command)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train with these flags. Returns the exit code. argv: as in trainer/pretrain/command.py."""
+    settings = ElectraSettings.parse(argv)
+    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
     return launch(train, "trainer/train_electra.py", settings, argv, processes=processes, notices=notices)
 
 
@@ -65,4 +61,4 @@ def train(settings: ElectraSettings, run_context: RunContext) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, SETTINGS, sys.argv[1:], is_own_command=True))
+    run_cli(main)

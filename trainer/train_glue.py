@@ -32,10 +32,10 @@ if __name__ == "__main__":
     from common.start import guard_imports
 
     guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.glue.settings import GlueSettings
 
-    SETTINGS = GlueSettings.parse()
+    # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
+    GlueSettings.parse()
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ from trainer.machine.command_line import StopSignals, run_cli, signal_name
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
-from trainer.reporting.reporter import Reporter, Say, finite
+from trainer.reporting.reporter import Reporter, Say, publishable
 from trainer.saving.checkpoint import Checkpoints
 
 # Settings that must match for a finished run to count as done, besides its data, tokenizer and model
@@ -72,8 +72,8 @@ COMPARED = (
 )  # fmt: skip
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs: fine-tune with these flags. Returns the exit code."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fine-tune with these flags (None: this process's own). Returns the exit code."""
     return launch(train, "trainer/train_glue.py", GlueSettings.parse(argv), argv)
 
 
@@ -449,8 +449,8 @@ def line_of(results: Mapping[str, float | None]) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically; null for values that are not finite."""
     with atomic_file(path) as file:
-        file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
+        file.write(json.dumps(publishable(content), indent=2).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    run_cli(partial(launch, train, "trainer/train_glue.py", SETTINGS, sys.argv[1:]))
+    run_cli(main)

@@ -20,7 +20,6 @@ From here to the weights:
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -31,14 +30,13 @@ if __name__ == "__main__":
 
     # one clear line for an old Python or a missing package
     guard_imports()
-    # Answer --help and wrong flags before the import of torch, which takes seconds. `main` reads its own flags.
     from trainer.pretrain.settings import PretrainSettings
 
-    SETTINGS, GIVEN = PretrainSettings.read()
+    # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
+    PretrainSettings.read()
 
 from transformers import PreTrainedTokenizerBase
 
-from common.processes import restart_clock
 from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
@@ -51,19 +49,18 @@ from trainer.optim.schedules import get_lr
 from trainer.pretrain import initial_model
 from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
-
-# Again: importing this file skips the block above.
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 
 # names that other people's code imports
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs. Returns the exit code. Errors: UserError for what a user
-    can fix; SystemExit for wrong flags."""
-    # start of the --budget clock
-    restart_clock()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train with these flags. Returns the exit code.
+
+    argv: of a notebook or another program; None: this process was started for the run, with its own flags. Errors: UserError
+    for what a user can fix; SystemExit for wrong flags.
+    """
     return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
 
 
@@ -82,4 +79,4 @@ def init_model(
 
 
 if __name__ == "__main__":
-    run_cli(partial(run_command, PretrainJob, SETTINGS, GIVEN, sys.argv[1:], is_own_command=True))
+    run_cli(main)

@@ -13,8 +13,7 @@ from pretraining).
 """
 
 import sys
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -24,14 +23,13 @@ if __name__ == "__main__":
     from common.start import guard_imports
 
     guard_imports()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.sft.settings import SftSettings
 
-    SETTINGS, GIVEN = SftSettings.read()
+    # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
+    SftSettings.read()
 
 import os
 
-from common.processes import restart_clock
 from common.wording import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
@@ -39,20 +37,15 @@ from trainer.sft.job import SftJob, defaults_for_data_size
 from trainer.sft.settings import SftSettings
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
-    restart_clock()
-    return fine_tune(*SftSettings.read(argv), argv)
-
-
-def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:
-    """As `run_command`, with defaults that follow the amount of text."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. argv: see `run_command`."""
+    settings, given = SftSettings.read(argv)
     settings, note = defaults_for_data_size(settings, given)
     # Only one of torchrun's processes prints it.
     if note and os.environ.get("RANK", "0") in ("0", "-1"):
         announce(note)
-    return run_command(SftJob, settings, given, argv, is_own_command)
+    return run_command(SftJob, settings, given, argv)
 
 
 if __name__ == "__main__":
-    run_cli(partial(fine_tune, SETTINGS, GIVEN, sys.argv[1:], is_own_command=True))
+    run_cli(main)

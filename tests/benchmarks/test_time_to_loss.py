@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import time_to_loss
-from benchmarks.time_to_loss import RIVALS, ROWS, T, rival_flags
-from benchmarks.trained import Outcome, flag_args
+from benchmarks.time_to_loss import RIVALS, ROWS, Outcome, T, flag_args, rival_flags
 from benchmarks.training import LEARNING_RATE
 from trainer.pretrain.settings import PretrainSettings
 

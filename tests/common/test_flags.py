@@ -97,8 +97,11 @@ WANTED = {**COMMANDS, EVALUATE: ["pairs"]}
         # Other commands have other flags.
         (PRETRAIN, "--val_data_path a", "--val_path"),
         (ELECTRA, "--max_iters 8 --min_learning_rate 0 --no_deterministic", "--max_steps"),
-        (GLUE, "--val_file b", "--dev_file"),
-        (GENERATE, "--max_tokens=8", "--max_new_tokens"),
+        (GLUE, "--val_file b --warmup_ratio 0.1", "--dev_file --warmup_share"),
+        (GENERATE, "--max_tokens=8 --max_length=9 --system_prompt=a", "--max_new_tokens --system"),
+        # Tokens of an update, options of a schedule, a folder of tokenised text, processes that tokenise
+        (PRETRAIN, "--total_batch_size 524288 --max_tokens 9 --lr_scheduler_kwargs a --tokenized_path b", ""),
+        (PRETRAIN, "--load a --type b --preprocessing_num_workers 8 --val_steps 9", ""),
         (EVALUATE, "--block_size 8 --model a", "--max_length --weight"),
         # A value is no flag.
         (PRETRAIN, "--unheard_of data_path -1 epochs=3", ""),

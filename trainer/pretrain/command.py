@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
@@ -23,18 +24,20 @@ def run_command(
     job_kind: type[PretrainJob],
     settings: PretrainSettings,
     given: Collection[str],
-    argv: Sequence[str],
-    is_own_command: bool = False,
+    argv: Sequence[str] | None,
 ) -> int:
     """Train what the flags say. Returns the exit code.
 
-    given: names of the settings that the user gives. argv: the flags as typed. is_own_command: this process was started for
-    the run. Another program may have computed something before, and then cannot be forked.
+    given: names of the settings that the user gives. argv: the flags as typed, by a notebook or another program, which may
+    have computed something before, and then cannot be forked. None: this process was started for the run.
     """
+    if argv is not None:
+        # start of the --budget clock
+        restart_clock()
     if settings.batch_size == AUTO_ROWS:
         # auto: left open, as if not given
         given = set(given) - {"batch_size"}
-    processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=is_own_command)
+    processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=argv is None)
     work = partial(train, job_kind=job_kind, given=given)
     return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, processes, notices)
 

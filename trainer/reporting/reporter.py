@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import UserError, optional_package
 from common.files import atomic_file
-from common.wording import announce
+from common.wording import announce, without_passwords
 from trainer.job import Progress
 from trainer.reporting.records import flat_numbers
 from trainer.settings import RunSettings
@@ -61,7 +61,11 @@ class Reporter:
         module = optional_package(kind, f"for --tracker {kind}")
         try:
             run = module.init(
-                project=settings.wandb_project, name=name, id=run_ids.get(kind), resume="allow", config=vars(settings)
+                project=settings.wandb_project,
+                name=name,
+                id=run_ids.get(kind),
+                resume="allow",
+                config=publishable(vars(settings)),
             )
         # Each package raises its own kinds of errors.
         except Exception as error:
@@ -86,7 +90,7 @@ class Reporter:
         if self.file:
             record = {"step": progress.step, "update": progress.update, "tokens": progress.tokens, **values}
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
-            text = json.dumps(finite(record), ensure_ascii=False)
+            text = json.dumps(publishable(record), ensure_ascii=False)
             line = text.encode(errors="backslashreplace") + b"\n"
             if self.is_cut:
                 # A full disk may have cut off the line before.
@@ -117,12 +121,15 @@ class Reporter:
             )
 
 
-def finite(value: Any) -> Any:
-    """`value` with None for NaN and infinity, which JSON lacks; the gradient norm of a skipped update may be NaN."""
+def publishable(value: Any) -> Any:
+    """`value` as JSON for others: without the passwords of web addresses, and None for NaN and infinity, which JSON lacks (the
+    gradient norm of a skipped update may be NaN)."""
     if isinstance(value, Mapping):
-        return {name: finite(item) for name, item in value.items()}
+        return {publishable(name): publishable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [publishable(item) for item in value]
+    if isinstance(value, str):
+        return without_passwords(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

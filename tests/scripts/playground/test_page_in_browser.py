@@ -1,18 +1,22 @@
 """The page of play.py in a real browser: what a person sees and presses, and what hostile texts cannot do."""
 
 import json
+import shutil
 
 import pytest
 
 from common.wording import printable
 from scripts.play import PlayedModel, parse_request
+from tests.chats import turn
 from tests.helpers import wait_until
-from tests.scripts.playground.chromium import chromium, needs_chromium, requested
 from tests.scripts.playground.pages import HOSTILE, played_model, serving
 from tests.trainer.reporting.test_html_report import metrics_file
 
 # Half a minute in all
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("chromedriver"), reason="no chromedriver (apt-get install chromium-driver)"),
+    pytest.mark.slow,
+]
 
 
 class Parrot(PlayedModel):
@@ -35,9 +39,29 @@ class Parrot(PlayedModel):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+def browser():
+    """Chromium without a window, driven by the system's chromedriver."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    # As root, and in a container
+    for option in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,844"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    # A dialog is left open, so that a test can see that there is one.
+    options.set_capability("unhandledPromptBehavior", "ignore")
+    with webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"))) as driver:
         yield driver
+
+
+def requested(driver):
+    """The addresses that the page has asked since the last call, by the browser's own log."""
+    found = []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
+            # That of a socket stands by itself.
+            found.append(message["params"].get("request", message["params"])["url"])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +179,9 @@ def test_a_conversation_is_kept_until_it_is_cleared(browser, tmp_path):
         page.write("second")
         assert [message["content"] for message in parrot.requests[1]["messages"]] == ["first", "ab", "second"]
         page.one("#clear").click()
+        page.one("#system").send_keys("Be brief.")
         page.write("third")
-        assert [message["content"] for message in parrot.requests[2]["messages"]] == ["third"]
+        assert parrot.requests[2]["messages"] == [turn("system", "Be brief."), turn("user", "third")]
 
 
 def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):

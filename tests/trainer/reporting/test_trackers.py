@@ -28,6 +28,19 @@ def test_one_interface(data, tmp_path, kind, monkeypatch):
     assert module.finish.call_count == 1
 
 
+def test_passwords_are_in_nothing_that_others_see(data, tmp_path, monkeypatch):
+    """The settings file, which repeats the run, keeps them."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc"})
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    prompt = "s3://me:secret@host/a?token=secret"
+    train(data_path=data, out_dir=tmp_path, tracker="wandb", report=1, max_updates=1, sample_prompts=prompt)
+    (call,) = module.init.call_args_list
+    assert call.kwargs["config"]["sample_prompts"] == ["s3://***@host/a?token=***"]
+    holders = {path.name for path in tmp_path.iterdir() if path.is_file() and b"secret" in path.read_bytes()}
+    assert holders == {"pretrain_16.settings.yaml"}
+    assert "?token=***" in (tmp_path / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
 def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
     settings = PretrainSettings.parse(["--tracker", kind])
