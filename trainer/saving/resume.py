@@ -117,7 +117,7 @@ class Saver:
         return on_main(self.ranks, wait)
 
     def write_outputs(self, progress: Progress) -> None:
-        """Write the weights of a finished run unless they are there: a full disk or a kill may have left others. A collective."""
+        """Write the weights of a finished run again: a full disk or a kill may have left others. A collective."""
         save = partial(self.job.save_weights, self.engine.weights(), progress.update, is_last=True)
         on_main(self.ranks, lambda: self.checkpoints.with_room(save))
 
