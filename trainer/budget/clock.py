@@ -166,7 +166,7 @@ class Clock:
         fast = list(takewhile(lambda gap: self.has_new_pace and gap * PAUSE_TIMES < usual, reversed(self.gaps)))
         if fast or (len(slow) >= NEW_PACE and sum(slow) > PAUSE_SHARE * self.seconds):
             # Not more of them than each update can be checked with
-            self.gaps = deque(reversed(fast or slow), min(CHECKS, self.gaps.maxlen or CHECKS))
+            self.gaps = deque(reversed(fast or slow), CHECKS)
             self.evaluations.clear()
             self.knows_pace = self.has_new_pace = True
         elif not is_enough:

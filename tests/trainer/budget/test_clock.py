@@ -171,3 +171,9 @@ def test_slow_updates_in_a_row_are_the_pace(machine, when, slower, lasts):
     assert seconds <= 3000 * LATE + (3 * slower if when + lasts > 1 else 0)
     assert lasts == 1 or len(factors) >= 0.9 * 3000 * (1 - lasts)
     assert factors[-1] < 0.34 and factors == sorted(factors, reverse=True)
+
+
+def test_an_end_that_was_moved_near_moves_back(machine):
+    """Two updates of 300 seconds leave the time of one, and the next is as fast as those before. By hand: 100 + 2 + 295 updates."""
+    _, factors, _ = run(machine, 1000.0, Course(400, 990), lambda passed: 300.0 if 100 <= passed < 500 else 1.0)
+    assert len(factors) == pytest.approx(397, abs=10)
