@@ -78,11 +78,11 @@ class Course:
         # max: the decay may have no updates
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
-    def with_end(self, update: int, end: int, rate: float | None = None) -> "Course":
-        """The course with another end, decided after `update` updates. rate: the factor now; None: that of this course."""
+    def with_end(self, update: int, end: int, rate: float) -> "Course":
+        """The course with another end, decided after `update` updates. rate: the factor now."""
         # The decay keeps its length if there is room for it.
         fall_from = max(end - (self.end - self.fall_from), min(update, end - NEAREST_END))
-        return Course(fall_from, end, self.factor(update) if rate is None else rate)
+        return Course(fall_from, end, rate)
 
 
 @dataclass

@@ -184,28 +184,22 @@ class Checkpoints:
         """Start the thread that writes before there is anything to lose. Errors: RuntimeError if the machine has none left."""
         self._writer.submit(int)
 
-    def save(
-        self, state: dict[str, Any], update: int, write_weights: Callable[[], object], is_last: bool = False
-    ) -> None:
+    def save(self, state: dict[str, Any], update: int, write_weights: Callable[[], object]) -> None:
         """Write `state` in the background, after `write_weights()` in the same thread. Nothing may change it any more.
 
-        is_last: weights that could not be written are tried again: no later save will write them.
         Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
         """
         self.wait()
 
         def write() -> None:
-            failure = None
             try:
                 write_weights()
-            except Exception as error:
-                failure = error
-            # The checkpoint matters more: weights may take the room of older ones only once it is there.
-            self._write(state, update)
-            if failure is not None:
-                if not is_last:
-                    raise failure
+            except Exception:
+                # The checkpoint matters more: weights may take the room of older ones only once it is there.
+                self._write(state, update)
                 self.with_room(write_weights)
+            else:
+                self._write(state, update)
 
         self._last_save = self._writer.submit(write)
 

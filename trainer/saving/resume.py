@@ -74,7 +74,7 @@ class Saver:
             self.job.save_weights(state["model"], state["progress"]["update"], is_last)
             self.write_best(state["best"], state["progress"])
 
-        self.checkpoints.save(state, progress.update, save_weights, is_last)
+        self.checkpoints.save(state, progress.update, save_weights)
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""

@@ -118,7 +118,8 @@ def test_the_rate_has_no_jump_where_the_end_moves_within_the_fall():
     course = Course(20, 60)
     for update in (20, 33, 59):
         for further in (3, 30, 300):
-            assert course.with_end(update, update + further).factor(update) == pytest.approx(course.factor(update))
+            rate = course.factor(update)
+            assert course.with_end(update, update + further, rate).factor(update) == pytest.approx(rate)
 
 
 def most_that_fit(budget, update, evaluation, every, lost):
