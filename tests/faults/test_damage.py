@@ -89,16 +89,6 @@ def test_newest_bad_goes_on_from_the_one_before(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_a_digest_without_its_checkpoint(folder):
-    """Killed between the two renames: nothing is chosen by it, and it is cleared away."""
-    orphan = folder / "update_00009999.pt.sha256"
-    orphan.write_text("0" * 64 + "  update_00009999.pt\n")
-    said = []
-    assert Checkpoints(folder).newest(said.append) == Checkpoints(folder).paths()[0]
-    Checkpoints(folder).remove_leftovers()
-    assert not orphan.exists() and said == []
-
-
 @pytest.mark.parametrize(("at_tries", "left"), [([2, 3], [8, 3]), ([3], [8, 6])], ids=["no room", "room for two"])
 def test_disk_full_in_the_middle_of_a_save(lab, whole, at_tries, left):
     """If a second try fails too, the file is named, and training goes on. What was saved is intact, and the run ends as it would have."""
