@@ -46,8 +46,6 @@ class Saver:
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
         # on rank 0: weights of the lowest validation loss, in the dtype of the file; empty before the first evaluation
         self.best_weights: dict[str, torch.Tensor] = {}
-        # newest checkpoint: (update, True if its evaluation is due)
-        self.saved = (-1, False)
 
     # ------------------------------------------------------------------------------------------------ saving
 
@@ -56,11 +54,6 @@ class Saver:
 
         is_last: the run is finished. A collective.
         """
-        # Saved already: the loader failed right after a save, or a signal came in the last evaluation, after a save.
-        now = (progress.update, progress.evaluation_due)
-        if self.saved == now:
-            return
-        self.saved = now
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training continues")
