@@ -38,6 +38,11 @@ def user_errors() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def is_panic(error: BaseException) -> bool:
+    """Returns whether code in Rust has panicked, such as that of tokenizers: this is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
     """Turn whatever a library raises, each with classes of its own, into a UserError. what: what failed, with its file."""
@@ -46,8 +51,7 @@ def library_errors(what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        # A panic of code in Rust is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise UserError(f"{what} ({loader_error_reason(error)})") from error
 

@@ -144,15 +144,12 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
     assert "already done its 8 updates: nothing to do (raise --max_steps to continue)" in capsys.readouterr().out
-    # Of its networks it writes those that are not of the last update.
-    weights_of = {
-        name: tmp_path / "electra_small" / name / "model.safetensors" for name in ("generator", "discriminator")
-    }
-    right, times = weights_of["generator"].read_bytes(), [path.stat().st_mtime_ns for path in weights_of.values()]
-    weights_of["generator"].write_bytes(right[:-4] + bytes(4))
+    # Its networks are written again.
+    weights_of_generator = tmp_path / "electra_small" / "generator" / "model.safetensors"
+    right = weights_of_generator.read_bytes()
+    weights_of_generator.write_bytes(right[:-4] + bytes(4))
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
-    written = [path.stat().st_mtime_ns != before for path, before in zip(weights_of.values(), times, strict=True)]
-    assert weights_of["generator"].read_bytes() == right and written == [True, False]
+    assert weights_of_generator.read_bytes() == right
     other = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)[0]
     vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
     for changes, words in (

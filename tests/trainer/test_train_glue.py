@@ -15,6 +15,7 @@ import torch
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from common.files import remove
 from dataset.glue.glue_tasks import TASKS
 from tests.helpers import ROOT, before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
@@ -125,18 +126,23 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20)])
+@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20), ("lost model", None)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
-    """In the second seed, in the middle (update 15 of all) or before its evaluation (20): 20 examples make 5 updates, twice."""
+    """In the second seed, in the middle (update 15 of all), before its evaluation (20) or after it: 20 examples make 5 updates, twice."""
     options = {"num_seeds": 2, "save_interval": 3, "do_predict": 1}
     whole = fine_tune(place, tmp_path / "whole", **options)
     part = arguments(place, tmp_path / "part", **options)
     if how == "kill":
         with before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
             train_glue.main(part)
-    else:
+    elif how == "signal":
         with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
             assert train_glue.main(part) == 128 + signal.SIGTERM
+    else:
+        no_predictions = mock.patch.object(train_glue, "write_predictions", side_effect=[None, ArithmeticError])
+        with no_predictions, pytest.raises(ArithmeticError):
+            train_glue.main(part)
+        remove(tmp_path / "part" / "cola" / "seed_43" / "model")
     capsys.readouterr()
     part = fine_tune(place, tmp_path / "part", from_resume=1, **options)
     printed = capsys.readouterr().out

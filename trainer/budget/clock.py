@@ -11,7 +11,8 @@ same updates. The last three updates are only dropped if the time is over, and o
 
 An update takes as long as the last ones on average. One that takes far longer is a pause (Ctrl-Z, a laptop that sleeps) and costs only
 its own time. Two in a row are a new pace, until an update is fast again; what was measured before is forgotten. An evaluation takes as
-long as the fastest so far. If there is only one, which may include a pause, it counts a hundredth of the budget more than planned at most.
+long as the fastest so far. Unless a second one took about as long, it may include a pause, and counts a hundredth of the budget more than
+planned at most.
 
 Rank 0 keeps the time. The other ranks get a new end at the same update.
 """
@@ -43,6 +44,8 @@ UNTIMED = 2
 # An update is a pause if it takes more than this many times the median, and more than this share of the budget.
 PAUSE_TIMES = 5
 PAUSE_SHARE = 0.01
+# Evaluations that differ by at most this factor take as long as they have to: pauses within them would differ by more.
+ALIKE = 1.1
 # As many such updates in a row are the new pace.
 NEW_PACE = 2
 # Updates of the shortest decay; without time for it, only the last of them is trained.
@@ -75,11 +78,11 @@ class Course:
         # max: the decay may have no updates
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
-    def with_end(self, update: int, end: int, rate: float | None = None) -> "Course":
-        """The course with another end, decided after `update` updates. rate: the factor now; None: that of this course."""
+    def with_end(self, update: int, end: int, rate: float) -> "Course":
+        """The course with another end, decided after `update` updates. rate: the factor now."""
         # The decay keeps its length if there is room for it.
         fall_from = max(end - (self.end - self.fall_from), min(update, end - NEAREST_END))
-        return Course(fall_from, end, self.factor(update) if rate is None else rate)
+        return Course(fall_from, end, rate)
 
 
 @dataclass
@@ -163,7 +166,7 @@ class Clock:
         fast = list(takewhile(lambda gap: self.has_new_pace and gap * PAUSE_TIMES < usual, reversed(self.gaps)))
         if fast or (len(slow) >= NEW_PACE and sum(slow) > PAUSE_SHARE * self.seconds):
             # Not more of them than each update can be checked with
-            self.gaps = deque(reversed(fast or slow), min(CHECKS, self.gaps.maxlen or CHECKS))
+            self.gaps = deque(reversed(fast or slow), CHECKS)
             self.evaluations.clear()
             self.knows_pace = self.has_new_pace = True
         elif not is_enough:
@@ -179,10 +182,11 @@ class Clock:
         """The new course after `update` updates; None: no change."""
         self._estimate_pace()
         evaluation_seconds = self.evaluation_updates * self.pace + self.sample_seconds
-        if len(self.evaluations) == 1:
-            evaluation_seconds = min(self.evaluations[0], evaluation_seconds + PAUSE_SHARE * self.seconds)
-        elif self.evaluations:
-            evaluation_seconds = min(self.evaluations)
+        fastest = sorted(self.evaluations)[:2]
+        if len(fastest) == 2 and fastest[1] <= ALIKE * fastest[0]:
+            evaluation_seconds = fastest[0]
+        elif fastest:
+            evaluation_seconds = min(fastest[0], evaluation_seconds + PAUSE_SHARE * self.seconds)
 
         def needed(updates: int) -> float:
             every = self.evaluation_every or math.inf

@@ -3,7 +3,6 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
 from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import file_of_resumed_run
-from trainer.saving.weights import are_saved, network_in
 
 # folder and number of entries of the vocabulary that is trained if none is given
 VOCABULARY = "vocabulary"
@@ -328,8 +326,6 @@ class ElectraJob(Job):
                 own = {
                     key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")
                 }
-                if are_saved(own, partial(network_in, target / name)):
-                    continue
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
                     network.save_pretrained(temporary, state_dict=own)
                     save_wordpiece(self.tokenizer, temporary)

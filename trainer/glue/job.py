@@ -37,7 +37,6 @@ from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
-from trainer.saving.weights import are_saved, network_in
 from trainer.sharding import put_on_device
 
 RESULTS = "eval_results.json"
@@ -370,8 +369,6 @@ def save_model(
     positions = learned_positions(model) or getattr(model.config, "max_position_embeddings", None) or 0
     if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
         tokenizer.model_max_length = positions
-    if are_saved(weights, partial(network_in, folder)):
-        return
     with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
         model.save_pretrained(temporary, state_dict=dict(weights))
         save_tokenizer(tokenizer, temporary)

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from common.errors import UserError
+from common.errors import UserError, is_panic
 from common.processes import stop_signals
 from common.start import open_standard_streams
-from common.wording import null_stream, one_line
+from common.wording import loader_error_reason, null_stream, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import lost_rank_line
@@ -50,6 +50,13 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.exit(1)
     except Exception as error:
         end_process(error)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        reason = loader_error_reason(error)
+        end_process(
+            UserError(f"a library has failed ({reason}): look at the tokenizer and the files that it was given")
+        )
 
 
 def error_line(error: Exception) -> tuple[str, int] | None:

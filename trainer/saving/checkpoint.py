@@ -10,9 +10,9 @@ The steps of a save, after each of which a kill or a power loss leaves a run tha
    (trainer/sharding.py), so any number of ranks can resume. The rest is done in a thread of rank 0.
 2. The weights are written (`write_weights`), then the checkpoint, each to a temporary file, which is flushed to disk and then
    renamed. A file with its final name is always complete.
-3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start. If an update is saved again, its digest file has
-   lines for both contents until the checkpoint is replaced.
+3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. One without a checkpoint, from a
+   kill between the two, means nothing. If an update is saved again, its digest file has lines for both contents until the
+   checkpoint is replaced.
 4. The checkpoint is read back and compared with its digest, after a request to drop it from the system's cache, so that it
    comes from the disk. If it differs, the save ends here.
 5. Only then are older checkpoints deleted. On a full disk all but the newest good one go first, and what failed is tried again.
@@ -184,28 +184,22 @@ class Checkpoints:
         """Start the thread that writes before there is anything to lose. Errors: RuntimeError if the machine has none left."""
         self._writer.submit(int)
 
-    def save(
-        self, state: dict[str, Any], update: int, write_weights: Callable[[], object], is_last: bool = False
-    ) -> None:
+    def save(self, state: dict[str, Any], update: int, write_weights: Callable[[], object]) -> None:
         """Write `state` in the background, after `write_weights()` in the same thread. Nothing may change it any more.
 
-        is_last: weights that could not be written are tried again: no later save will write them.
         Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
         """
         self.wait()
 
         def write() -> None:
-            failure = None
             try:
                 write_weights()
-            except Exception as error:
-                failure = error
-            # The checkpoint matters more: weights may take the room of older ones only once it is there.
-            self._write(state, update)
-            if failure is not None:
-                if not is_last:
-                    raise failure
+            except Exception:
+                # The checkpoint matters more: weights may take the room of older ones only once it is there.
+                self._write(state, update)
                 self.with_room(write_weights)
+            else:
+                self._write(state, update)
 
         self._last_save = self._writer.submit(write)
 
@@ -235,11 +229,11 @@ class Checkpoints:
         path = self.folder / f"update_{update:08d}.pt"
         digest_path = Path(f"{path}.sha256")
         self.folder.mkdir(parents=True, exist_ok=True)
-        saved_before = path.exists()
-        earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
+        # of the same update, saved before
+        earlier = recorded_digests(path)
         save = partial(save_with_digest, state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
         digest = self.with_room(save)
-        if saved_before:
+        if earlier:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
         drop_page_cache(path)
@@ -277,11 +271,6 @@ class Checkpoints:
                 # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no suffix has one.
                 if "_" not in path.name.removeprefix(start):
                     remove_if_possible(path)
-        for digest_file in self.folder.glob("update_*.pt.sha256"):
-            checkpoint = digest_file.with_suffix("")
-            # a kill between the two renames
-            if update_of(checkpoint) >= 0 and not checkpoint.exists():
-                digest_file.unlink(missing_ok=True)
 
     def remove_all(self) -> None:
         """Delete the checkpoints, and their folder if it is empty then."""

@@ -46,8 +46,6 @@ class Saver:
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
         # on rank 0: weights of the lowest validation loss, in the dtype of the file; empty before the first evaluation
         self.best_weights: dict[str, torch.Tensor] = {}
-        # newest checkpoint: (update, True if its evaluation is due)
-        self.saved = (-1, False)
 
     # ------------------------------------------------------------------------------------------------ saving
 
@@ -56,11 +54,6 @@ class Saver:
 
         is_last: the run is finished. A collective.
         """
-        # Saved already: the loader failed right after a save, or a signal came in the last evaluation, after a save.
-        now = (progress.update, progress.evaluation_due)
-        if self.saved == now:
-            return
-        self.saved = now
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training continues")
@@ -74,7 +67,7 @@ class Saver:
             self.job.save_weights(state["model"], state["progress"]["update"], is_last)
             self.write_best(state["best"], state["progress"])
 
-        self.checkpoints.save(state, progress.update, save_weights, is_last)
+        self.checkpoints.save(state, progress.update, save_weights)
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
@@ -117,7 +110,7 @@ class Saver:
         return on_main(self.ranks, wait)
 
     def write_outputs(self, progress: Progress) -> None:
-        """Write the weights of a finished run unless they are there: a full disk or a kill may have left others. A collective."""
+        """Write the weights of a finished run again: a full disk or a kill may have left others. A collective."""
         save = partial(self.job.save_weights, self.engine.weights(), progress.update, is_last=True)
         on_main(self.ranks, lambda: self.checkpoints.with_room(save))
 

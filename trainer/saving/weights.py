@@ -1,18 +1,15 @@
 """The half-precision weights of a run, as MiniMind's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
 
-import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-import safetensors.torch
 import torch
 
 from common.files import HashingWriter, atomic_file, file_digest
 from common.wording import announce
-from model.pth_format import read_state_dict
-from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_record
+from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -24,41 +21,22 @@ def save_pth(
     vocabulary: str | None = None,
     parse_special_tokens: bool | None = None,
 ) -> None:
-    """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config; if they are
-    there already, nothing.
+    """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
     The weights are in fp16, or in fp32 if one of them overflows fp16.
     The .json has the SHA-256 of this .pth and of the one before. vocabulary: the `vocabulary_digest` of the tokenizer.
     parse_special_tokens: whether special tokens inside a document were parsed. None: unknown.
     """
-    weights = weights_to_save(state_dict)
-    path, companion = Path(f"{stem}.pth"), Path(f"{stem}.json")
+    path = Path(f"{stem}.pth")
     before = [file_digest(path)] if path.is_file() else []
     record = {VOCABULARY_FIELD: vocabulary, SPECIAL_TOKENS_FIELD: parse_special_tokens}
     known = {name: value for name, value in record.items() if value is not None}
 
-    def content(digests: list[str]) -> bytes:
-        return json.dumps({**config, DIGEST_FIELD: digests, **known}, indent=2, sort_keys=True).encode()
+    def content(digest: str) -> bytes:
+        fields = {**config, DIGEST_FIELD: [digest, *before], **known}
+        return json.dumps(fields, indent=2, sort_keys=True).encode()
 
-    def saved() -> dict[str, torch.Tensor]:
-        digests = read_record(path)[DIGEST_FIELD]
-        return read_state_dict(path, digests[:1]) if companion.read_bytes() == content(digests) else {}
-
-    if not are_saved(weights, saved):
-        save_with_digest(weights, path, companion, lambda digest: content([digest, *before]))
-
-
-def are_saved(weights: Mapping[str, torch.Tensor], read: Callable[[], Mapping[str, torch.Tensor]]) -> bool:
-    """Whether read() returns these weights, of tied ones perhaps one. If it fails, they have to be written."""
-    with contextlib.suppress(Exception):
-        saved = read()
-        return bool(saved) and all(torch.equal(tensor, weights[name]) for name, tensor in saved.items())
-    return False
-
-
-def network_in(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights in a folder of save_pretrained; in memory, since Windows renames no folder with a mapped file."""
-    return safetensors.torch.load((folder / "model.safetensors").read_bytes())
+    save_with_digest(weights_to_save(state_dict), path, Path(f"{stem}.json"), content)
 
 
 def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

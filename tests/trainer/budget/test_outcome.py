@@ -2,16 +2,15 @@
 
 import dataclasses
 import shlex
-from types import SimpleNamespace
 
 import pytest
-import torch
 
+from tests.trainer.budget.test_costs import MACHINE
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import laws
+from trainer.budget.costs import RunCosts
 from trainer.budget.laws import MOST_PASSES
 from trainer.budget.outcome import chosen_settings, explicit_command, loss_error, plan_lines
-from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
 PLAN = best(seconds=600.0)
@@ -20,16 +19,8 @@ MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
 
 def costs_of(optimizer="muon", data=None, **said):
     """What a machine and a text cost. data: what is other about the text. said: settings that the user has said."""
-    return SimpleNamespace(
-        data=data_of(**data or {}),
-        given=set(said),
-        settings=PretrainSettings(**said, optimizer=optimizer, budget="10m"),
-        machine=SimpleNamespace(device=torch.device("cpu"), ranks=Ranks()),
-        optimizer=optimizer,
-        init_scheme=lambda config: "zero_out" if "generation" in said else "induction",
-        seconds=600,
-        compiled=False,
-    )
+    settings = PretrainSettings(**said, optimizer=optimizer, budget="10m", use_compile="0")
+    return RunCosts(settings, data_of(**data or {}), MACHINE, {*said, "optimizer"})
 
 
 def error_of(plan=None, data=None, **said):

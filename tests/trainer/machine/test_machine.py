@@ -10,6 +10,7 @@ import torch
 
 from common.errors import UserError
 from common.processes import ignore_stop_signals
+from tests.helpers import complaint
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
@@ -160,6 +161,13 @@ def test_the_loss_of_another_rank_is_one_line_where_nccl_says_it():
     )
     line, code = error_line(error)
     assert code == 1 and "Connection closed by remote peer node1<4711>)" in line and "--from_resume 1" in line
+
+
+def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
+    """It is no Exception."""
+    panic = type("PanicException", (BaseException,), {})("index out of bounds")
+    said = complaint(capsys, mock.Mock(side_effect=panic), [])
+    assert said.startswith("error: a library has failed (PanicException: index out of bounds): ")
 
 
 def test_other_errors_of_torch_keep_their_traceback():

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.helpers import assert_same_weights, losses, train, write_corpus
+from tests.trainer.budget.test_clock import Machine
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_loop import saved_updates
 from trainer.electra.settings import ElectraSettings
@@ -16,20 +17,10 @@ from trainer.saving.resume import GPU_MINUTES, SaveTimer
 EACH_UPDATE_S = 10
 
 
-class Clock:
-    """Seconds that pass only where the test lets them."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch) -> Machine:
     """Each update takes EACH_UPDATE_S, and a save no time."""
-    clock = Clock()
+    clock = Machine()
     monkeypatch.setattr(resume, "time", clock)
     monkeypatch.setattr(Checkpoints, "is_writing", lambda checkpoints: False)
     update = Engine.update
