@@ -76,7 +76,7 @@ def messages_of(record: Record, shape: Shape) -> list[Any]:
     if form == TEXTS_IN_TURN:
         return _texts_in_turn(turns)
     if not all(isinstance(turn, dict) for turn in turns):
-        raise BadLine("another shape", "a turn is no object, which the first one is")
+        raise BadLine("another shape", "a turn of the conversation is no object")
     if form == MESSAGES:
         new = dict(zip(fields, ("role", "content"), strict=True))
         return [{new.get(name, name): turn[name] for name in turn} for turn in turns]

@@ -8,6 +8,7 @@ object. In an array of strings, each string is a text.
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from common.errors import DataError
 from dataset.reading import faults
@@ -26,7 +27,7 @@ NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
 VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
 # A whole string, a bracket, or the quote of a string whose end is not yet read.
 STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
-ARRAY_OF_STRINGS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\[\s*"')
+ARRAY_OF_STRINGS = re.compile(rb'\s*\[\s*"')
 # end of a number, true, false, null, or any other bare word
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
@@ -36,6 +37,7 @@ KINDS = {
     "Invalid control character": "raw control character",
     "Unterminated string starting": "cut line",
 }
+# Others are numbers.
 JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
 
 
@@ -59,7 +61,7 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape:
         raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(record)}; {advice})")
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
-        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
+        raise BadLine(kind, f"{text_field!r} is a {JSON_TYPES.get(type(text), 'number')}, not a string")
     # Only an escape can produce a lone surrogate.
     if b"\\u" in raw:
         try:
@@ -78,7 +80,8 @@ def object_of_line(raw: bytes, text_field: str) -> Record:
     if text_field == CONVERSATION and isinstance(record, list):
         record = {LISTS[0]: record}
     if not isinstance(record, dict):
-        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+        kind = JSON_TYPES.get(type(record), "number")
+        raise BadLine("not an object", f"a JSON {kind} where an object with a {text_field!r} is expected")
     return record
 
 
@@ -86,12 +89,9 @@ def record_of_line(raw: bytes) -> object:
     """The JSON value of a line without its byte-order mark. Errors: BadLine."""
     # Counted first, since json cannot be stopped midway: a few hundred megabytes of `[],[],[]` would become gigabytes of
     # Python objects.
-    if len(raw) > faults.MANY_VALUES_BYTES:
-        for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
-            if count > faults.MAX_JSON_VALUES:
-                raise BadLine(
-                    "too many values", f"more than {faults.MAX_JSON_VALUES:,} strings, brackets and commas on a line"
-                )
+    most = faults.MAX_JSON_VALUES
+    if len(raw) > faults.MANY_VALUES_BYTES and any(islice(VALUE_MARK.finditer(raw), most, None)):
+        raise BadLine("too many values", f"more than {most:,} strings, brackets and commas on a line")
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -109,11 +109,6 @@ def record_of_line(raw: bytes) -> object:
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
-
-
-def json_type(value: object) -> str:
-    """JSON's name for the type of a value."""
-    return JSON_TYPES.get(type(value), "number")
 
 
 def end_of_value(data: bytes, at: int) -> int | None:
@@ -150,7 +145,7 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     line = 1
     is_first = True
     in_array = False
-    has_texts = ARRAY_OF_STRINGS.match(data) is not None
+    has_texts = ARRAY_OF_STRINGS.match(data, at) is not None
     while True:
         found = NOT_BLANK.search(data, at)
         end = found.start() if found else len(data)

@@ -29,28 +29,35 @@ def whole_epoch(corpus):
     return plan, corpus.assembler(0)[plan.recipe(range(plan.n_rows))]
 
 
-def trained_tokens(path, most):
-    """Each conversation's trained ids, of its first `most`, as a sorted list."""
+def trained_conversations(path, most):
+    """(inputs, targets) of each conversation's first `most` ids, by the template read turn by turn, if any is trained."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         ids, mask = ids_and_mask(TOKENIZER, {"messages": json.loads(line)["conversations"]})
-        trained = [token for token, is_trained in zip(ids[:most], mask[:most], strict=True) if is_trained]
-        found.append(trained)
-    return sorted(trained for trained in found if trained)
+        targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
+        if any(mask[:most]):
+            found.append((ids[:most][:-1], targets[1:most]))
+    return sorted(found)
 
 
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("max_seq_len", [16, 40, 512])
 def test_rows_train_each_answer_once_and_nothing_else(tmp_path, pack, max_seq_len):
+    """Answers that say nothing or have no weight are read and not trained."""
     path = write_chats(tmp_path / "a.jsonl", 60)
+    asked = turn("user", "Hi")
+    with path.open("a", encoding="utf-8") as file:
+        for first in (turn("assistant", ""), turn("assistant", "No", weight=0), turn("assistant", " \n")):
+            turns = [asked, first, asked, turn("assistant", "Yes", weight=1)]
+            file.write(json.dumps({"conversations": turns}) + "\n")
     corpus = corpus_of(path, max_seq_len=max_seq_len, pack=pack)
     plan, batch = whole_epoch(corpus)
     found = []
-    for targets, documents in zip(batch.targets, batch.document_ids, strict=True):
+    for inputs, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
         for number in range(int(documents.max()) + 1):
-            of_document = targets[documents == number]
-            found.append(of_document[of_document != IGNORE].tolist())
-    assert sorted(found) == trained_tokens(path, max_seq_len)
+            own = documents == number
+            found.append((inputs[own].tolist(), targets[own].tolist()))
+    assert sorted(found) == trained_conversations(path, max_seq_len)
     # What the plan has told of each row beforehand
     for row in range(plan.n_rows):
         assert plan.totals(row, row + 1).targets == int((batch.targets[row] != IGNORE).sum())
@@ -93,33 +100,6 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
     assert corpus_of(path, max_seq_len=512).truncation_report(plan) == []
     with pytest.raises(DataError, match="no answer starts within --max_seq_len"):
         corpus_of(path, max_seq_len=4).plan(0)
-
-
-@pytest.mark.parametrize("pack", [True, False])
-def test_answers_that_say_nothing_or_have_no_weight_are_read_and_not_trained(tmp_path, pack):
-    """References: the plain reading of the template, and the same conversations without weights."""
-    path = tmp_path / "a.jsonl"
-    asked = turn("user", "Hi")
-    conversations = [
-        [asked, turn("assistant", ""), asked, turn("assistant", "Yes")],
-        [asked, turn("assistant", "No", weight=0), asked, turn("assistant", "Yes", weight=1)],
-        [asked, turn("assistant", " \n"), asked, turn("assistant", "b")],
-    ]
-    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
-    corpus = corpus_of(path, pack=pack)
-    plan, batch = whole_epoch(corpus)
-    found = []
-    for inputs, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
-        for number in range(int(documents.max()) + 1):
-            own = documents == number
-            found.append((inputs[own].tolist(), (targets[own] != IGNORE).tolist(), targets[own].tolist()))
-    wanted = []
-    for turns in conversations:
-        ids, mask = ids_and_mask(TOKENIZER, {"messages": turns})
-        targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
-        wanted.append((ids[:-1], mask[1:], targets[1:]))
-    assert sorted(found) == sorted(wanted)
-    assert batch.n_targets == plan.totals(0, plan.n_rows).targets == sum(sum(mask) for _, mask, _ in wanted)
 
 
 @pytest.mark.parametrize("shares", [("0.75", "0.25"), ("0.9..0.6", "0.1..0.4"), ("0.75", "0.25:x2")])

@@ -62,6 +62,10 @@ def test_what_is_said_is_told_without_the_form():
         (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
         (turn("assistant", "", tool_calls=json.dumps([CALL])), turn("assistant", "", tool_calls=[CALL])),
         (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), turn("assistant", "", tool_calls=[CALL])),
+        (
+            turn("assistant", "", tool_calls={"name": "f", "parameters": {"x": 1}}),
+            turn("assistant", "", tool_calls=[CALL]),
+        ),
     ],
 )
 def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
@@ -109,7 +113,7 @@ def nested(levels):
         ),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "content is no text", "message 2"),
-        ({"messages": [SAID, "a"]}, "another shape", "a turn is no object"),
+        ({"messages": [SAID, "a"]}, "another shape", "a turn of the conversation is no object"),
         ({"messages": [turn("narrator", "Hi"), SAID]}, "unknown role", "message 1 has the role 'narrator'"),
         ({"messages": [turn("system", "a"), SAID], "system": "b"}, "two system messages", "differ"),
         ({"prompt": "Hi", "chosen": "Yes", "rejected": "No"}, "preferences", "DPO or a reward model"),
@@ -152,6 +156,7 @@ UNTRAINED = turn("assistant", "Yes", weight=0)
         ({"指令": "H", "输入": "i", "输出": "Yes", "类": 1}, [turn("user", "H\ni"), SAID], {("passed over", "类")}),
         ({"Question": "Hi", "Response": "Yes", "Complex": "c"}, [ASKED, SAID], {("passed over", "Complex")}),
         ({"problem": "Hi", "solution": "Yes", "answer": "42"}, [ASKED, SAID], {("passed over", "answer")}),
+        ({"instruction": None, "question": "Hi", "answer": "Yes", "content": "c"}, [ASKED, SAID], {("passed over", "content")}),
         ({"query": "Hi", "response": "Yes", "thinking": "a"}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
         ({"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
         ({"prompt": "Hi", "completion": [ASKED, SAID], "rating": 5}, [ASKED, SAID], {("passed over", "rating")}),
