@@ -127,27 +127,24 @@ def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     assert plan.fill == pytest.approx(int(pairs.sum()) / (plan.n_rows * plan.T), rel=0.05)
 
 
-def test_what_chats_say_is_told_at_each_start(tmp_path):
-    path = tmp_path / "a.jsonl"
-    turns = [turn("user", "Hi"), turn("assistant", "Yes")]
-    path.write_text("\n".join(json.dumps({"messages": turns, "category": number}) for number in range(3)))
-    wanted = ["a: read as: lists of messages (role, content) (3 lines)", "a: passed over: category (3 lines)"]
-    assert corpus_of(path).notices == corpus_of(path).notices == wanted
-
-
-def test_runs_on_another_reading_of_chats_are_not_resumed_and_others_are(tmp_path):
+def test_runs_on_another_reading_of_chats_are_not_resumed_and_each_start_tells_what_is_read(tmp_path):
     """Reference of the fingerprint: the one that earlier versions gave."""
     path = tmp_path / "a.jsonl"
-    for fields, is_new in (({}, False), ({"loss": False}, True)):
+    for fields, followed in (({}, []), ({"loss": False}, ["a: followed: loss (1 line)"])):
         turns = [turn("user", "Hi"), turn("assistant", "No", **fields), turn("user", "Hi"), turn("assistant", "Yes")]
-        path.write_text(json.dumps({"messages": turns}) + "\n")
+        path.write_text(json.dumps({"messages": turns, "category": 1}) + "\n")
         corpus = corpus_of(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         earlier = digest_of_json([1, [[".jsonl", digest]], ENCODER.fingerprint, CONVERSATION, False])
-        assert (corpus.fingerprint != earlier) == is_new
+        assert (corpus.fingerprint != earlier) == bool(followed)
+        told = [
+            "a: read as: lists of messages (role, content) (1 line)",
+            *followed,
+            "a: passed over: category (1 line)",
+        ]
+        assert corpus.notices == corpus_of(path).notices == told
     # The answer that is not to be trained is not: only the other one and its end.
     assert whole_epoch(corpus)[1].n_targets == len(TOKENIZER.encode("Yes", add_special_tokens=False)) + 1
-    assert corpus.notices[1:] == ["a: followed: loss (1 line)"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv"])
