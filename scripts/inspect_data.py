@@ -86,18 +86,15 @@ from trainer.sft.settings import SftSettings
 
 # Characters of an example, and tokens decoded for one
 EXCERPT, EXCERPT_TOKENS = 120, 80
-# Characters of the longest bar on a terminal
-BAR = 40
 
 
 @dataclass
 class Section:
-    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it. below: findings, a line each."""
+    """A table with a title. below: findings, a line each."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
-    bars: list[float] | None = None
     below: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -105,11 +102,10 @@ class Section:
         table = [self.header, *self.rows] if self.rows else []
         widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
         lines = [self.title.upper()]
-        for i, cells in enumerate(table):
+        for cells in table:
             aligned = [cells[0].ljust(widths[0])]
             aligned += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-            bar = "  " + "█" * round(BAR * self.bars[i - 1]) if self.bars is not None and i else ""
-            lines.append(f"  {'  '.join(aligned)}{bar}".rstrip())
+            lines.append(f"  {'  '.join(aligned)}")
         return "\n".join([*lines, *(f"  {line}" for line in self.below)])
 
 
@@ -151,8 +147,8 @@ class DataLook:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
         self.groups = [source.paths for source in group_sources(data_of(settings))]
-        first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
-        self.is_chat = is_chat_file(first_file, settings.text_field)
+        self.first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
+        self.is_chat = is_chat_file(self.first_file, settings.text_field)
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
@@ -178,9 +174,7 @@ class DataLook:
         copies = exact_copies(self.store.doc_hash)
         found: list[Section] = []
         if self.settings.texts:
-            paths = self.groups[0]
-            first = find_files(paths[0], self.run.text_suffixes, self.run.cache_dir)[0]
-            scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
+            scratch = first_writable(candidate_folders(self.groups[0][0], self.first_file, self.run.cache_dir))
             copies = near_copies(self._texts(), copies, scratch)
             odd = []
             examples = []
@@ -259,13 +253,11 @@ class DataLook:
         powers = np.frexp(np.maximum(self.lengths, 1).astype(np.float64))[1] - 1
         documents = np.bincount(powers)
         tokens = np.bincount(powers, weights=self.lengths)
-        bins = range(int(powers.min()), len(documents))
         rows = []
-        for power in bins:
+        for power in range(int(powers.min()), len(documents)):
             share = f"{tokens[power] / max(tokens.sum(), 1):.1%}"
             rows.append([first_to_last(1 << power, (2 << power) - 1), f"{documents[power]:,}", share])
-        bars = [float(documents[power] / max(documents.max(), 1)) for power in bins]
-        return Section("Lengths of documents", ["tokens", "documents", "of all tokens"], rows, bars=bars)
+        return Section("Lengths of documents", ["tokens", "documents", "of all tokens"], rows)
 
     def _copies(self, copies: Copies) -> Section:
         """Counts, and the documents with the most copies of each kind."""

@@ -14,6 +14,7 @@ from typing import Any
 from common.errors import DataError, optional_package
 from common.wording import one_line
 from dataset.reading import faults
+from dataset.reading.conversations import CONVERSATION
 from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import Stream
 
@@ -33,6 +34,9 @@ MOST_EXPANSION = 1000
 COMPRESSED = re.compile(rb"(.{8})(?:\x04\x22\x4d\x18|\x28\xb5\x2f\xfd)", re.DOTALL)
 SCANNED_BYTES = 64 << 20
 
+# {type of texts: the type of their bytes}
+BYTES_TYPES = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
+
 # First bytes of an IPC file, which ends with a table of contents; a stream has neither
 ARROW_FILE_MAGIC = b"ARROW1"
 
@@ -41,8 +45,8 @@ ARROW_FILE_MAGIC = b"ARROW1"
 END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 
 
-def find_values(stream: Stream, path: str, text_field: str, is_whole_row: bool = False) -> Iterator[Found]:
-    """Yields (row number from 1, bytes of its text or fault). is_whole_row: of a JSON object with all columns.
+def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+    """Yields (row number from 1, bytes of its text or fault); for CONVERSATION the bytes of a JSON object with all columns.
 
     pyarrow opens the file itself; `stream` is only moved along, to show progress as for other formats.
     Errors: DataError.
@@ -50,12 +54,13 @@ def find_values(stream: Stream, path: str, text_field: str, is_whole_row: bool =
     suffix = Path(path).suffix.lower()
     arrow = optional_package("pyarrow", f"to read {suffix}")
     size = Path(path).stat().st_size
-    columns = _parquet_columns if suffix == ".parquet" else _ipc_columns
+    batches = _parquet_batches if suffix == ".parquet" else _ipc_batches
+    is_chat = text_field == CONVERSATION
     row = 0
     try:
-        for share, batch in columns(arrow, path, None if is_whole_row else text_field):
+        for share, batch in batches(arrow, path, None if is_chat else text_field):
             stream.seek(int(share * size))
-            for raw in _objects(arrow, batch) if is_whole_row else _texts(arrow, batch.column(text_field), text_field):
+            for raw in _objects(arrow, batch) if is_chat else _texts(arrow, batch.column(text_field), text_field):
                 row += 1
                 yield row, raw
     except BadLine as bad:
@@ -74,32 +79,30 @@ def text_of_value(raw: bytes, text_field: str) -> str:
         raise BadLine("bad UTF-8", f"{text_field!r} is not UTF-8: {where}") from None
 
 
-def _parquet_columns(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
+def _parquet_batches(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
     """Yields (share of the file read, from 0 to 1; the next rows). text_field: the only column that is read; None: all are."""
     parquet = optional_package("pyarrow.parquet", "to read .parquet")
+    metadata = parquet.read_metadata(path)
     # Before the file is opened with the column's name: pyarrow raises KeyError for a missing column.
-    _check_schema(arrow, parquet.read_schema(path), path, text_field)
-    schema = parquet.read_metadata(path).schema
-    names = [text_field] if text_field is not None else [schema.column(i).path for i in range(len(schema))]
+    _check_schema(arrow, metadata.schema.to_arrow_schema(), path, text_field)
+    names = [column.path for column in metadata.schema] if text_field is None else [text_field]
+    # Mean bytes of a row in the row group where they are largest; all columns count, though one is read.
+    row_bytes = 1
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        row_bytes = max(row_bytes, group.total_byte_size // max(group.num_rows, 1))
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema in names:
+                _check_size(path, column.total_uncompressed_size, column.total_compressed_size, column.num_values)
     # read_dictionary: equal texts are held once. buffer_size: row groups are not read whole.
     with parquet.ParquetFile(path, read_dictionary=names, buffer_size=1 << 20) as file:
-        # Mean bytes of a row in the row group where they are largest; all columns count, though one is read.
-        row_bytes = 1
-        for i in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(i)
-            row_bytes = max(row_bytes, group.total_byte_size // max(group.num_rows, 1))
-            for column in map(group.column, range(group.num_columns)):
-                if column.path_in_schema == text_field:
-                    sizes = (column.total_uncompressed_size, column.total_compressed_size, column.num_values)
-                    _check_size(path, *sizes)
         batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row_bytes))
         rows = 0
         for batch in file.iter_batches(batch_size=batch_rows, columns=text_field and [text_field]):
             rows += len(batch)
-            yield rows / max(file.metadata.num_rows, rows), batch
+            yield rows / max(metadata.num_rows, rows), batch
 
 
-def _ipc_columns(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
+def _ipc_batches(arrow: ModuleType, path: str, text_field: str | None) -> Iterator[tuple[float, ArrowBatch]]:
     """The same for an IPC file or stream, one record batch at a time."""
     ipc = optional_package("pyarrow.ipc", "to read .arrow")
     with arrow.memory_map(path) as source:
@@ -140,15 +143,6 @@ def _check_size(path: str, size: int, compressed: int, n_values: int = 1 << 30) 
         raise DataError(f"{path}: {too_long('text').args[1]} (by the file's own sizes, {size >> 20:,} MB)")
 
 
-def _bytes_types(arrow: ModuleType) -> dict[ArrowType, ArrowType]:
-    """{string or binary type: the binary type that it can be viewed as}."""
-    types = {}
-    for text, raw in (("string", "binary"), ("large_string", "large_binary"), ("string_view", "binary_view")):
-        for name in (text, raw):
-            types[getattr(arrow, name)()] = getattr(arrow, raw)()
-    return types
-
-
 def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field: str | None) -> None:
     """Errors: DataError unless exactly one text column has the name, if one is named."""
     if text_field is None:
@@ -156,7 +150,7 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
     check_column(text_field, schema.names, path)
     kind = schema.field(text_field).type
     value_type = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if value_type != arrow.null() and value_type not in _bytes_types(arrow):
+    if str(value_type) not in ("null", *BYTES_TYPES, *BYTES_TYPES.values()):
         raise DataError(
             f"{path}: column {text_field!r} is of type {str(kind)[:80]}, not text (--text_field names another one)"
         )
@@ -166,33 +160,25 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
 # the size of the file, so texts are made row by row, never for a whole column. And pyarrow trusts the offsets and
 # indices in a file: a wrong one would read outside of the file's memory, and crash or return foreign bytes. So both are
 # validated before any value is read. UTF-8 is not (texts are viewed as bytes): one bad row would reject the whole file.
-def _scalars(arrow: ModuleType, column: ArrowArray) -> Iterator[Any]:
-    """Yields pyarrow's binary scalar of each row; None or an invalid scalar for a null."""
-    is_dictionary = arrow.types.is_dictionary(column.type)
-    values = column.dictionary if is_dictionary else column
-    if values.type != arrow.null():
-        values = values.view(_bytes_types(arrow)[values.type])
-    values.validate(full=True)
-    if not is_dictionary:
-        for i in range(len(values)):
-            yield values[i]
-        return
-    column.indices.validate(full=True)
-    # Indices are small enough for a Python list, unlike texts.
-    for index in column.indices.to_pylist():
-        if index is not None and not 0 <= index < len(values):
-            raise arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
-        yield None if index is None else values[index]
-
-
 def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[bytes | BadLine]:
     """Yields the bytes of each text, or a fault."""
-    for scalar in _scalars(arrow, column):
-        if scalar is None or not scalar.is_valid:
+    is_dictionary = arrow.types.is_dictionary(column.type)
+    values = column.dictionary if is_dictionary else column
+    values = values.view(BYTES_TYPES.get(str(values.type), values.type))
+    values.validate(full=True)
+    indices = range(len(values))
+    if is_dictionary:
+        column.indices.validate(full=True)
+        # Indices are small enough for a Python list, unlike texts.
+        indices = column.indices.to_pylist()
+    for index in indices:
+        if index is not None and not 0 <= index < len(values):
+            raise arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
+        if index is None or not values[index].is_valid:
             yield BadLine("text is null", f"{text_field!r} is a null, not a string")
             continue
         # A buffer points into the batch: its bytes are copied only after its size is checked.
-        buffer = scalar.as_buffer()
+        buffer = values[index].as_buffer()
         yield too_long("value") if buffer.size > faults.MAX_DOCUMENT_BYTES else buffer.to_pybytes()
 
 
@@ -200,32 +186,41 @@ def _objects(arrow: ModuleType, batch: ArrowBatch) -> Iterator[bytes | BadLine]:
     """Yields the JSON object of each row, or a fault."""
     rows = batch.to_struct_array()
     rows.validate(full=True)
-    for row in range(len(rows)):
+    for row in rows:
         try:
-            value = _value(arrow, rows[row], [faults.MAX_CONVERSATION_BYTES])
-            yield json.dumps(value, ensure_ascii=False, default=str).encode()
+            value = _value(arrow, row, [faults.MAX_CONVERSATION_BYTES])
+            yield json.dumps(value, ensure_ascii=False, default=_as_json).encode()
         except BadLine as bad:
             yield bad
 
 
 # Value by value: a small row may have a million indices of one long text, or a list of a million nulls.
 def _value(arrow: ModuleType, scalar: Any, bytes_left: list[int]) -> Any:
-    """The value as in JSON, without null fields: Arrow gives each struct the fields of all.
+    """The value in Python, without null fields: Arrow gives each struct the fields of all.
 
     bytes_left: a number, which is lowered. Errors: BadLine if they do not suffice.
     """
-    scalar = scalar.value if isinstance(scalar, arrow.DictionaryScalar) else scalar
-    is_bytes = isinstance(scalar, arrow.BinaryScalar) and scalar.is_valid
+    if isinstance(scalar, arrow.DictionaryScalar):
+        scalar = scalar.value
     # 64: of a Python object
-    bytes_left[0] -= 64 + (scalar.as_buffer().size if is_bytes else 0)
+    bytes_left[0] -= 64
+    if isinstance(scalar, arrow.BinaryScalar) and scalar.is_valid:
+        bytes_left[0] -= scalar.as_buffer().size
     if bytes_left[0] < 0:
         raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
-    if isinstance(scalar, arrow.StructScalar) and scalar.is_valid:
-        names = [scalar.type.field(i).name for i in range(scalar.type.num_fields)]
-        values = [_value(arrow, scalar[i], bytes_left) for i in range(len(names))]
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    if isinstance(scalar, arrow.ListScalar) and scalar.is_valid:
-        values = scalar.values
-        return [_value(arrow, values[i], bytes_left) for i in range(len(values))]
-    # Images and the like are only told of.
-    return "bytes" if is_bytes and not isinstance(scalar, arrow.StringScalar) else scalar.as_py()
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, arrow.StructScalar):
+        fields = {name: _value(arrow, value, bytes_left) for name, value in scalar.items()}
+        return {name: value for name, value in fields.items() if value is not None}
+    if isinstance(scalar, arrow.ListScalar):
+        return [_value(arrow, value, bytes_left) for value in scalar.values]
+    return scalar.as_py()
+
+
+def _as_json(value: Any) -> Any:
+    """A text in a binary column; of images, dates and the like only what they are, which is no text."""
+    try:
+        return value.decode()
+    except (AttributeError, UnicodeDecodeError):
+        return {"type": type(value).__name__}

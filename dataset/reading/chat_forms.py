@@ -1,14 +1,14 @@
 """The forms in which data sets write a conversation, and their conversion to messages with "role" and "content"."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from dataset.reading.faults import BadLine
 
 # a JSON object
 Record = dict[str, Any]
-# (name of one of FORMS, names of its fields in a file)
+# (name of a form, names of its fields in a file)
 Shape = tuple[str, ...]
 
 # Names of fields. Where an object has several of a kind, the first of the tuple counts.
@@ -21,78 +21,18 @@ QUESTIONS = (
 # the second part of a question
 CONTEXTS = ("input", "context", "输入")
 ANSWERS = (
-    "output", "response", "answer", "completion", "solution", "target", "targets", "assistant", "bot",
+    "output", "response", "solution", "answer", "completion", "target", "targets", "assistant", "bot",
     "回答", "答案", "答", "输出",
 )  # fmt: skip
 SYSTEM_FIELDS = ("system", "system_prompt")
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# 0 or false: the answer is not trained. Of OpenAI; ms-swift and XTuner; axolotl (two); others.
-WEIGHTS = ("weight", "loss", "train", "training", "trainable", "loss_mask", "output_with_loss")
-ANSWER_FIELDS = (*THOUGHT_FIELDS, *WEIGHTS, "tool_calls", "function_call")
 # Fields of data that compares answers.
-COMPARED = re.compile(r"chosen|rejected(_\w+)?|(response|answer|completion|conversation|human_ref)_[0abjk]", re.I)
-
-
-def _messages(turns: list[Any], speaker: str, content: str) -> list[Any]:
-    new = {speaker: "role", content: "content"}
-    return [{new.get(name, name): turn[name] for name in turn} if isinstance(turn, dict) else turn for turn in turns]
-
-
-def _questions_with_answers(turns: list[Any], question: str, answer: str) -> list[Any]:
-    messages: list[Any] = []
-    for turn in turns:
-        if not isinstance(turn, dict) or question not in turn or answer not in turn:
-            raise BadLine("another shape", f"a turn has no {question!r} or no {answer!r}, which the first one has")
-        of_answer = dict(turn)
-        if system := take(of_answer, SYSTEM_FIELDS):
-            messages.append({"role": "system", "content": system})
-        history = of_answer.pop("history", None) or []
-        for pair in history if isinstance(history, list) else [history]:
-            messages += _texts(pair) if isinstance(pair, list) else _messages([pair], "role", "content")
-        asked, answered = of_answer.pop(question), of_answer.pop(answer)
-        if isinstance(asked, list):
-            # TRL: a prompt of messages is not trained.
-            messages += [{**message, "weight": 0} if isinstance(message, dict) else message for message in asked]
-        else:
-            parts = [part for part in (asked, *(of_answer.pop(name, None) for name in CONTEXTS)) if part]
-            messages.append({"role": "user", "content": [text for part in parts for text in ("\n", part)][1:]})
-        answers = answered if isinstance(answered, list) else [{**of_answer, "role": "assistant", "content": answered}]
-        messages += _messages(answers, "role", "content")
-    return messages
-
-
-def _refuse(turns: list[Any]) -> list[Any]:
-    raise BadLine(
-        "preferences",
-        "preference data (chosen and rejected, or the like): it compares answers, for DPO or a reward model, which are not trained "
-        'here; to fine-tune on the better answers alone, write each as {"messages": [...]}',
-    )
-
-
-def _texts(turns: list[Any]) -> list[Any]:
-    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(turns)]
-
-
-class Form(NamedTuple):
-    """A form of lines.
-
-    is_list: the line has a list of turns; else it is a turn itself. turn: type of a turn in JSON. fields: the names that
-    each of its fields may have. convert: (turns, a name for each of the fields) -> messages.
-    """
-
-    is_list: bool
-    turn: type
-    fields: tuple[tuple[str, ...], ...]
-    convert: Callable[..., list[Any]]
-
-
-FORMS = {
-    "lists of messages": Form(True, dict, (SPEAKERS, CONTENTS), _messages),
-    "lists of questions with answers": Form(True, dict, (QUESTIONS, ANSWERS), _questions_with_answers),
-    "lists of texts in turn": Form(True, str, (), _texts),
-    "comparisons of answers": Form(False, type(None), (), _refuse),
-    "questions with answers": Form(False, dict, (QUESTIONS, ANSWERS), _questions_with_answers),
-}
+COMPARED = re.compile(
+    r"chosen|(all_)?rejected(_\w+)?|(non_)?preferred_output|(response|answer|completion|conversation|human_ref)_[012abjk]",
+    re.IGNORECASE,
+)
+# Names of forms
+MESSAGES, TEXTS_IN_TURN = "lists of messages", "lists of texts in turn"
+QUESTIONS_WITH_ANSWERS = "questions with answers"
 
 
 def take(record: Record, names: Sequence[str]) -> Any:
@@ -100,39 +40,78 @@ def take(record: Record, names: Sequence[str]) -> Any:
     return next((record.pop(name) for name in names if record.get(name)), None)
 
 
-def list_of(record: Record) -> list[Any]:
-    """The list of turns of a line; empty if there is none."""
-    return next((record[name] for name in LISTS if isinstance(record.get(name), list) and record[name]), [])
-
-
-def messages_of(record: Record, shape: Shape) -> list[Any]:
-    """The messages of a line, new objects; the fields that have them are taken out of the record. Errors: BadLine."""
-    form = FORMS[shape[0]]
-    if not form.is_list:
-        read = (*shape[1:], *CONTEXTS, "history", *ANSWER_FIELDS)
-        return form.convert([{name: record.pop(name) for name in read if record.get(name) is not None}], *shape[1:])
-    turns = list_of(record)
-    # Merged data sets have several lists: with null or an empty one where another is used, or the same one.
-    for name in [name for name in LISTS if record.get(name) == turns]:
-        del record[name]
-    if any(record.get(name) for name in LISTS[:2]):
-        raise BadLine(
-            "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
-        )
-    return form.convert(turns, *shape[1:])
+def keys_of(record: Record) -> str:
+    """The first keys of a line, for the user."""
+    return ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
 
 
 def shape_of(record: Record) -> Shape | None:
     """The form of a line and the names of its fields; None for a line in none of the forms."""
-    if any(record[key] and COMPARED.fullmatch(key) for key in record):
-        return ("comparisons of answers",)
-    turns = list_of(record)
-    first = turns[0] if turns else record
-    for name, form in FORMS.items():
-        if form.is_list == bool(turns) and isinstance(first, form.turn):
-            # {name in lower case: name}
-            present = {key.lower(): key for key in first} if isinstance(first, dict) else {}
-            fields = tuple(next((present[name] for name in names if name in present), "") for names in form.fields)
-            if all(fields):
-                return (name, *fields)
-    return ("lists of messages", "role", "content") if turns else None
+    list_name = _name_of_list(record)
+    first = record[list_name][0] if list_name else record
+    if isinstance(first, str):
+        return (TEXTS_IN_TURN,)
+    # {name in lower case: name}. Merged data sets have null in the fields of the others.
+    keys = [key for key in first if list_name or first[key] is not None] if isinstance(first, dict) else []
+    present = {key.lower(): key for key in keys}
+    forms = {MESSAGES: (SPEAKERS, CONTENTS)} if list_name else {}
+    for form, kinds in {**forms, QUESTIONS_WITH_ANSWERS: (QUESTIONS, ANSWERS)}.items():
+        fields = [next((present[name] for name in names if name in present), "") for names in kinds]
+        if all(fields):
+            return (form, *fields)
+    return (MESSAGES, "role", "content") if list_name else None
+
+
+def messages_of(record: Record, shape: Shape) -> list[Any]:
+    """The messages of a line; what has them is taken out of the record. Errors: BadLine."""
+    form, *fields = shape
+    turns = [dict(record)]
+    if list_name := _name_of_list(record):
+        turns = record.pop(list_name)
+    else:
+        record.clear()
+    # Merged data sets have both lists, with null or an empty list in one of them, or the same.
+    if (record.pop(LISTS[1], None) or turns) != turns:
+        raise BadLine("two conversations", "'conversations' and 'messages' differ: which is meant? Remove one of them")
+    if form == TEXTS_IN_TURN:
+        return _texts_in_turn(turns)
+    if not all(isinstance(turn, dict) for turn in turns):
+        raise BadLine("another shape", "a turn of the conversation is no object")
+    if form == MESSAGES:
+        new = dict(zip(fields, ("role", "content"), strict=True))
+        return [{new.get(name, name): turn[name] for name in turn} for turn in turns]
+    messages = []
+    for turn in turns:
+        left = dict(turn)
+        messages += _question_with_answer(left, *fields)
+        record.update(left)
+    return messages
+
+
+def _name_of_list(record: Record) -> str:
+    """The name of the field with the turns; "" if there is none."""
+    return next((name for name in LISTS if isinstance(record.get(name), list) and record[name]), "")
+
+
+def _texts_in_turn(texts: list[Any]) -> list[Any]:
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def _question_with_answer(turn: Record, question: str, answer: str) -> list[Any]:
+    """The messages of a turn; what has them is taken out of it. All other fields that an answer may have are of its answer."""
+    messages: list[Any] = []
+    if system := take(turn, SYSTEM_FIELDS):
+        messages.append({"role": "system", "content": system})
+    history = turn.pop("history", None) or []
+    for past in history if isinstance(history, list) else [history]:
+        messages += _texts_in_turn(past) if isinstance(past, list) else [past]
+    asked, answered = turn.pop(question, None), turn.pop(answer, None)
+    answers = answered if isinstance(answered, list) else [{"role": "assistant", "content": answered}]
+    if isinstance(asked, list):
+        # TRL: a prompt of messages is not trained.
+        messages += [{**message, "weight": 0} if isinstance(message, dict) else message for message in asked]
+    elif {"role": "user", "content": asked} not in answers:
+        context = take(turn, CONTEXTS)
+        messages.append({"role": "user", "content": [asked, "\n", context] if asked and context else asked or context})
+    of_answer = {name: turn.pop(name) for name in turn.keys() - {"role", "content"}}
+    return messages + [{**of_answer, **message} if isinstance(message, dict) else message for message in answers]

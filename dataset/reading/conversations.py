@@ -11,16 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.wording import counted, one_line
-from dataset.reading.chat_forms import (
-    SYSTEM_FIELDS,
-    THOUGHT_FIELDS,
-    WEIGHTS,
-    Record,
-    Shape,
-    messages_of,
-    shape_of,
-    take,
-)
+from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, Record, Shape, keys_of, messages_of, shape_of, take
 from dataset.reading.faults import BadLine
 
 # `text_field` if a document is a conversation
@@ -34,7 +25,11 @@ ROLES = {
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", *CALLING_ROLES), "assistant"),
     **dict.fromkeys(("tool", "function", "observation", "tool_response", "function_response", "ipython"), "tool"),
 }
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# 0 or false: the answer is not trained. Of OpenAI; ms-swift and XTuner; axolotl (two); others.
+WEIGHTS = ("weight", "loss", "train", "training", "trainable", "loss_mask", "output_with_loss")
 TOOL_FIELDS = ("tools", "functions")
+ARGUMENT_FIELDS = ("arguments", "parameters", "args")
 # false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
 DESIRABLE = ("label", "kto_tag")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
@@ -46,9 +41,9 @@ THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 FOLLOWED_FIELDS = {*DESIRABLE, *SYSTEM_FIELDS, *THOUGHT_FIELDS[1:], *WEIGHTS[1:], "mask_history", "function_call"}
 # {(what happened, to which field): number of lines}, for the user
 Notes = Counter[tuple[str, str]]
-READ_AS, LEFT_OUT, FOLLOWED, KEPT, PASSED_OVER = "read as", "left out", "followed", "kept as text", "passed over"
+READ_AS, LEFT_OUT, FOLLOWED, PASSED_OVER = "read as", "left out", "followed", "passed over"
 # Most entries: the names of fields are the data's.
-MOST_NOTES = 200
+MOST_NOTES = 50
 
 
 def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shape | None = None) -> str:
@@ -56,36 +51,44 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
 
     notes: gets what is to be said of the line. shape: that of the file's first line. Errors: BadLine.
     """
+    if any(record[key] and COMPARED.fullmatch(key) for key in record):
+        raise BadLine(
+            "preferences",
+            "preference data (chosen and rejected, or the like): it compares answers, for DPO or a reward model, which are not "
+            'trained here; to fine-tune on the better answers alone, write each as {"messages": [...]}',
+        )
     own_shape = shape_of(record)
     if own_shape is None:
-        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
         raise BadLine(
             "no conversation",
-            f"no list of messages in 'conversations' or 'messages', and no question with its answer (the keys: {keys}); expected: "
-            '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value (ShareGPT), '
-            "instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
+            f"no list of messages in 'conversations' or 'messages', and no question with its answer (the keys: {keys_of(record)}); "
+            'expected: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value '
+            "(ShareGPT), instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
         )
     if shape not in (None, own_shape):
         raise BadLine("another shape", f"{name_of_shape(own_shape)}, where the first line has {name_of_shape(shape)}")
     notes = Counter() if notes is None else notes
     # What is read is taken out, so what remains is passed over.
-    record = dict(record)
-    raw = messages_of(record, own_shape)
-    objects = [record, *(message for message in raw if isinstance(message, dict))]
-    names_before = [set(one) for one in objects]
-    if [name for name in DESIRABLE if isinstance(record.get(name), bool) and not record.pop(name)]:
+    left = dict(record)
+    if not next((left.pop(name) for name in DESIRABLE if isinstance(left.get(name), bool)), True):
         notes[LEFT_OUT, "undesirable answers, whose label or kto_tag is false"] += 1
         return ""
-    tools = _listed(take(record, TOOL_FIELDS), "tools")
-    trains_last_only = isinstance(record.get("mask_history"), bool) and record.pop("mask_history")
-    system = take(record, SYSTEM_FIELDS)
+    tools = _listed(take(left, TOOL_FIELDS), "tools")
+    trains_last_only = isinstance(left.get("mask_history"), bool) and left.pop("mask_history")
+    system = take(left, SYSTEM_FIELDS)
+    read = record.keys() - left.keys()
+    raw = messages_of(left, own_shape)
+    remaining = [left]
     if system:
         raw.insert(0, {"role": "system", "content": system})
     messages: list[Record] = []
     for number, message in enumerate(raw, 0 if system else 1):
-        messages.append(checked_message(message, number))
+        left = dict(message) if isinstance(message, dict) else {}
+        messages.append(checked_message(left, number))
         if messages[-1]["role"] == "system" and not tools:
-            tools = _listed(take(message, TOOL_FIELDS), f"message {number}: tools")
+            tools = _listed(take(left, TOOL_FIELDS), f"message {number}: tools")
+        read |= message.keys() - left.keys()
+        remaining.append(left)
     if system and any(message["role"] == "system" and message != messages[0] for message in messages):
         raise BadLine("two system messages", "'system' of the line and its system message differ: remove one")
     if system and messages[1:2] == messages[:1]:
@@ -94,30 +97,22 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
     for answer in answers[:-1] if trains_last_only else []:
         answer["weight"] = 0
     if not any(map(is_trained, answers)):
-        raise BadLine(
-            "no answer",
-            "no assistant message says or calls anything, or all have the weight 0: there is nothing to learn",
-        )
+        raise BadLine("no answer", "no assistant message says or calls anything, or all have the weight 0")
     conversation: Record = {"messages": messages}
     if tools:
         conversation["tools"] = tools
-    text = json.dumps(conversation, ensure_ascii=False)
-    seen = {(READ_AS, name_of_shape(own_shape))}
-    for one, names in zip(objects, names_before, strict=True):
-        seen |= {(FOLLOWED, name) for name in FOLLOWED_FIELDS & (names - one.keys())}
-        of_messages = "" if one is record else " of messages"
-        seen |= {(PASSED_OVER, name + of_messages) for name, value in one.items() if value not in (None, "", [], {})}
-    for mark in ("<image>", "<audio>", "<video>"):
-        if mark in text and any(name.startswith(mark[1:-1]) for name in record):
-            seen.add((KEPT, mark))
+    seen = {(READ_AS, name_of_shape(own_shape)), *((FOLLOWED, name) for name in FOLLOWED_FIELDS & read)}
+    for left in remaining:
+        seen |= {(PASSED_OVER, name) for name, value in left.items() if value not in (None, "", [], {})}
     add_notes(notes, dict.fromkeys(sorted(seen), 1))
-    return text
+    return json.dumps(conversation, ensure_ascii=False)
 
 
 def add_notes(notes: Notes, more: Mapping[tuple[str, str], int]) -> None:
     """Add the counts of other lines."""
     for entry, lines in more.items():
-        notes[entry if entry in notes or len(notes) < MOST_NOTES else (PASSED_OVER, "other fields")] += lines
+        is_other = entry[0] == PASSED_OVER and entry not in notes and len(notes) >= MOST_NOTES
+        notes[(PASSED_OVER, "other fields") if is_other else entry] += lines
 
 
 def name_of_shape(shape: Shape) -> str:
@@ -126,17 +121,11 @@ def name_of_shape(shape: Shape) -> str:
 
 
 def report_of(notes: Notes) -> list[str]:
-    """Printable lines, one for all that happened alike: "passed over: category (300 lines), images (6)"."""
-    lines = []
-    for what in (READ_AS, LEFT_OUT, FOLLOWED, KEPT, PASSED_OVER):
-        counts = {one_line(name)[:80]: lines for (happened, name), lines in notes.most_common() if happened == what}
-        fields = [
-            f"{name} ({counted(lines, 'line') if not at else f'{lines:,}'})"
-            for at, (name, lines) in enumerate(counts.items())
-        ]
-        if fields:
-            lines.append(f"{what}: {', '.join(fields)}")
-    return lines
+    """Printable lines, one for all that happened alike: "passed over: category (300 lines), images (6 lines)"."""
+    fields: dict[str, list[str]] = {READ_AS: [], LEFT_OUT: [], FOLLOWED: [], PASSED_OVER: []}
+    for (happened, name), lines in notes.most_common():
+        fields[happened].append(f"{one_line(name)[:80]} ({counted(lines, 'line')})")
+    return [f"{happened}: {', '.join(names)}" for happened, names in fields.items() if names]
 
 
 def is_trained(answer: Record) -> bool:
@@ -157,14 +146,13 @@ def conversation_text(text: str) -> str:
     return "\n".join(part for part in said if part)
 
 
-def checked_message(message: Any, number: int) -> Record:
+def checked_message(message: Record, number: int) -> Record:
     """A message with only the fields that the template reads, which are taken out of `message`."""
-    name = message.get("role") if isinstance(message, dict) else None
+    name = message.pop("role", None)
     role = ROLES.get(str(name).lower())
     if role is None:
         wanted = f"where one of {', '.join(dict.fromkeys(ROLES.values()))} is expected"
         raise BadLine("unknown role", f"message {number} has the role {name!r:.60} {wanted}")
-    del message["role"]
     content = message.pop("content", None)
     if str(name).lower() in CALLING_ROLES:
         message["function_call"], content = content, None
@@ -180,19 +168,17 @@ def checked_message(message: Any, number: int) -> Record:
     weights = [message.pop(name) for name in WEIGHTS if message.get(name) in allowed]
     if role != "assistant":
         return checked
+    if message.get("weight") is not None:
+        raise BadLine("bad message", f"message {number}: the weight {message['weight']!r:.60} is neither 0 nor 1")
     found = THOUGHTS.match(checked["content"])
     if found is not None:
         thoughts = thoughts or found.group(1)
         checked["content"] = checked["content"][found.end() :]
     if thoughts:
         checked["reasoning_content"] = thoughts
-    calls = _listed(take(message, ("tool_calls", "function_call")), f"message {number}: tool_calls", may_be_one=True)
+    calls = _listed(take(message, ("tool_calls", "function_call")), f"message {number}: tool_calls")
     if calls:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
-    if message.get("weight") is not None:
-        raise BadLine(
-            "bad message", f"message {number}: its weight is {message['weight']!r:.60} where 0 or 1 is expected"
-        )
     says_something = checked["content"].strip() or thoughts.strip() or calls
     if 0 in weights or not says_something:
         checked["weight"] = 0
@@ -203,31 +189,31 @@ def _checked_call(call: Record, number: int) -> Record:
     """{"name": ..., "arguments": ...} of a call to a function."""
     function = call.get("function") or call
     try:
-        name, arguments = function["name"], function.get("arguments") or {}
+        name, arguments = function["name"], take(dict(function), ARGUMENT_FIELDS) or {}
         # A string is used unchanged. Only Python accepts NaN and Infinity as JSON.
         json.dumps(json.loads(arguments) if isinstance(arguments, str) else arguments, allow_nan=False)
-        is_call = isinstance(name, str)
+        is_call = isinstance(name, str) and isinstance(arguments, str | dict)
     except (KeyError, TypeError, ValueError, RecursionError):
         is_call = False
     if not is_call:
-        raise BadLine("bad tool call", f"message {number}: a call has no name, or its arguments are no JSON")
+        raise BadLine("bad tool call", f"message {number}: a call has no name, or its arguments are no JSON object")
     return {"name": name, "arguments": arguments}
 
 
-def _listed(value: Any, what: str, may_be_one: bool = False) -> list[Record]:
-    """A list of objects, possibly given as a JSON string; empty if there is none. may_be_one: or an object by itself."""
+def _listed(value: Any, what: str) -> list[Record]:
+    """A list of objects, or of the one that is given by itself, possibly as a JSON string; empty if there is none."""
     try:
         if isinstance(value, str):
-            value = json.loads(value) if value.strip() else None
-        value = [value] if may_be_one and isinstance(value, dict) else value
-        json.dumps(value, allow_nan=False)
-        is_listed = isinstance(value or [], list) and all(isinstance(entry, dict) for entry in value or [])
+            value = json.loads(value.strip() or "[]")
+        listed = [value] if value and isinstance(value, dict) else value or []
+        json.dumps(listed, allow_nan=False)
+        is_listed = isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed)
     except (ValueError, RecursionError):
         is_listed = False
-    if not is_listed or _is_deeper(value, MAX_TOOL_DEPTH):
+    if not is_listed or _is_deeper(listed, MAX_TOOL_DEPTH):
         wanted = f"no list of objects, or JSON of one, of at most {MAX_TOOL_DEPTH} levels"
         raise BadLine("bad tools", f"{what}: {wanted}; NaN and Infinity are no JSON")
-    return value or []
+    return listed
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

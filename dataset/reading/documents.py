@@ -134,8 +134,6 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
             "those alone, by their own paths or by a pattern"
         )
     find = _format_of(path, split_text).find
-    if of_chats and kind.suffix not in OBJECTS:
-        find = partial(find_values, is_whole_row=True)
     found: list[Found] = []
     shape: Shape | None = None
     size = 0

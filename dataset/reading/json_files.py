@@ -1,17 +1,18 @@
 """The text of a `.jsonl` line, with a reason for each kind of line that is no document; and `.json` files: an array of
 objects, or a sequence of objects (a single one, or lines that are really jsonl).
 
-In an array of strings, each string is a text. `text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
-object.
+`text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
+object. In an array of strings, each string is a text.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.chat_forms import LISTS, Record, Shape, shape_of
+from dataset.reading.chat_forms import LISTS, Record, Shape, keys_of, shape_of
 from dataset.reading.conversations import CONVERSATION, Notes, text_of_conversation
 from dataset.reading.faults import BadLine, Found, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
@@ -26,6 +27,7 @@ NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
 VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
 # A whole string, a bracket, or the quote of a string whose end is not yet read.
 STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
+ARRAY_OF_STRINGS = re.compile(rb'\s*\[\s*"')
 # end of a number, true, false, null, or any other bare word
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
@@ -35,6 +37,7 @@ KINDS = {
     "Invalid control character": "raw control character",
     "Unterminated string starting": "cut line",
 }
+# Others are numbers.
 JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
 
 
@@ -50,19 +53,15 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape:
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
         text = text_of_conversation(record, notes, shape)
-    elif text_field not in record:
-        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        advice = (
-            "these are conversations, which train_sft.py reads"
-            if shape_of(record)
-            else "--text_field names another one"
-        )
-        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
-    else:
+    elif text_field in record:
         text = record[text_field]
+    else:
+        is_chat = shape_of(record) is not None
+        advice = "these are conversations, which train_sft.py reads" if is_chat else "--text_field names another one"
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(record)}; {advice})")
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
-        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
+        raise BadLine(kind, f"{text_field!r} is a {JSON_TYPES.get(type(text), 'number')}, not a string")
     # Only an escape can produce a lone surrogate.
     if b"\\u" in raw:
         try:
@@ -81,7 +80,8 @@ def object_of_line(raw: bytes, text_field: str) -> Record:
     if text_field == CONVERSATION and isinstance(record, list):
         record = {LISTS[0]: record}
     if not isinstance(record, dict):
-        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+        kind = JSON_TYPES.get(type(record), "number")
+        raise BadLine("not an object", f"a JSON {kind} where an object with a {text_field!r} is expected")
     return record
 
 
@@ -89,12 +89,9 @@ def record_of_line(raw: bytes) -> object:
     """The JSON value of a line without its byte-order mark. Errors: BadLine."""
     # Counted first, since json cannot be stopped midway: a few hundred megabytes of `[],[],[]` would become gigabytes of
     # Python objects.
-    if len(raw) > faults.MANY_VALUES_BYTES:
-        for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
-            if count > faults.MAX_JSON_VALUES:
-                raise BadLine(
-                    "too many values", f"more than {faults.MAX_JSON_VALUES:,} strings, brackets and commas on a line"
-                )
+    most = faults.MAX_JSON_VALUES
+    if len(raw) > faults.MANY_VALUES_BYTES and any(islice(VALUE_MARK.finditer(raw), most, None)):
+        raise BadLine("too many values", f"more than {most:,} strings, brackets and commas on a line")
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -112,11 +109,6 @@ def record_of_line(raw: bytes) -> object:
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
-
-
-def json_type(value: object) -> str:
-    """JSON's name for the type of a value."""
-    return JSON_TYPES.get(type(value), "number")
 
 
 def end_of_value(data: bytes, at: int) -> int | None:
@@ -153,8 +145,7 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     line = 1
     is_first = True
     in_array = False
-    # True in an array whose first value is a string: its strings are texts. None: no value yet
-    has_texts: bool | None = None
+    has_texts = ARRAY_OF_STRINGS.match(data, at) is not None
     while True:
         found = NOT_BLANK.search(data, at)
         end = found.start() if found else len(data)
@@ -186,11 +177,9 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
                     break
                 data = data[at:] + more
                 at = 0
-            has_texts = (in_array and byte == b'"') if has_texts is None else has_texts
-            if has_texts and byte == b'"':
-                yield line, b"{%s: %s}" % (json.dumps(text_field).encode(), data[at:end_of])
-            else:
-                yield line, data[at:end_of]
+            value = data[at:end_of]
+            is_text = has_texts and byte == b'"'
+            yield line, b"{%s: %s}" % (json.dumps(text_field).encode(), value) if is_text else value
             line += data.count(b"\n", at, end_of)
             at = end_of
         is_first = False

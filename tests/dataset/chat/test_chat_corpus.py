@@ -29,28 +29,35 @@ def whole_epoch(corpus):
     return plan, corpus.assembler(0)[plan.recipe(range(plan.n_rows))]
 
 
-def trained_tokens(path, most):
-    """Each conversation's trained ids, of its first `most`, as a sorted list."""
+def trained_conversations(path, most):
+    """(inputs, targets) of each conversation's first `most` ids, by the template read turn by turn, if any is trained."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         ids, mask = ids_and_mask(TOKENIZER, {"messages": json.loads(line)["conversations"]})
-        trained = [token for token, is_trained in zip(ids[:most], mask[:most], strict=True) if is_trained]
-        found.append(trained)
-    return sorted(trained for trained in found if trained)
+        targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
+        if any(mask[:most]):
+            found.append((ids[:most][:-1], targets[1:most]))
+    return sorted(found)
 
 
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("max_seq_len", [16, 40, 512])
 def test_rows_train_each_answer_once_and_nothing_else(tmp_path, pack, max_seq_len):
+    """Answers that say nothing or have no weight are read and not trained."""
     path = write_chats(tmp_path / "a.jsonl", 60)
+    asked = turn("user", "Hi")
+    with path.open("a", encoding="utf-8") as file:
+        for first in (turn("assistant", ""), turn("assistant", "No", weight=0), turn("assistant", " \n")):
+            turns = [asked, first, asked, turn("assistant", "Yes", weight=1)]
+            file.write(json.dumps({"conversations": turns}) + "\n")
     corpus = corpus_of(path, max_seq_len=max_seq_len, pack=pack)
     plan, batch = whole_epoch(corpus)
     found = []
-    for targets, documents in zip(batch.targets, batch.document_ids, strict=True):
+    for inputs, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
         for number in range(int(documents.max()) + 1):
-            of_document = targets[documents == number]
-            found.append(of_document[of_document != IGNORE].tolist())
-    assert sorted(found) == trained_tokens(path, max_seq_len)
+            own = documents == number
+            found.append((inputs[own].tolist(), targets[own].tolist()))
+    assert sorted(found) == trained_conversations(path, max_seq_len)
     # What the plan has told of each row beforehand
     for row in range(plan.n_rows):
         assert plan.totals(row, row + 1).targets == int((batch.targets[row] != IGNORE).sum())
@@ -95,33 +102,6 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
         corpus_of(path, max_seq_len=4).plan(0)
 
 
-@pytest.mark.parametrize("pack", [True, False])
-def test_answers_that_say_nothing_or_have_no_weight_are_read_and_not_trained(tmp_path, pack):
-    """References: the plain reading of the template, and the same conversations without weights."""
-    path = tmp_path / "a.jsonl"
-    asked = turn("user", "Hi")
-    conversations = [
-        [asked, turn("assistant", ""), asked, turn("assistant", "Yes")],
-        [asked, turn("assistant", "No", weight=0), asked, turn("assistant", "Yes", weight=1)],
-        [asked, turn("assistant", " \n"), asked, turn("assistant", "b")],
-    ]
-    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
-    corpus = corpus_of(path, pack=pack)
-    plan, batch = whole_epoch(corpus)
-    found = []
-    for inputs, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
-        for number in range(int(documents.max()) + 1):
-            own = documents == number
-            found.append((inputs[own].tolist(), (targets[own] != IGNORE).tolist(), targets[own].tolist()))
-    wanted = []
-    for turns in conversations:
-        ids, mask = ids_and_mask(TOKENIZER, {"messages": turns})
-        targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
-        wanted.append((ids[:-1], mask[1:], targets[1:]))
-    assert sorted(found) == sorted(wanted)
-    assert batch.n_targets == plan.totals(0, plan.n_rows).targets == sum(sum(mask) for _, mask, _ in wanted)
-
-
 @pytest.mark.parametrize("shares", [("0.75", "0.25"), ("0.9..0.6", "0.1..0.4"), ("0.75", "0.25:x2")])
 def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     """Answers are a larger part of the one file than of the other. Reference: the targets of the batches."""
@@ -147,27 +127,24 @@ def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     assert plan.fill == pytest.approx(int(pairs.sum()) / (plan.n_rows * plan.T), rel=0.05)
 
 
-def test_what_chats_say_is_told_at_each_start(tmp_path):
-    path = tmp_path / "a.jsonl"
-    turns = [turn("user", "Hi"), turn("assistant", "Yes")]
-    path.write_text("\n".join(json.dumps({"messages": turns, "category": number}) for number in range(3)))
-    wanted = ["a: read as: lists of messages (role, content) (3 lines)", "a: passed over: category (3 lines)"]
-    assert corpus_of(path).notices == corpus_of(path).notices == wanted
-
-
-def test_runs_on_another_reading_of_chats_are_not_resumed_and_others_are(tmp_path):
+def test_runs_on_another_reading_of_chats_are_not_resumed_and_each_start_tells_what_is_read(tmp_path):
     """Reference of the fingerprint: the one that earlier versions gave."""
     path = tmp_path / "a.jsonl"
-    for fields, is_new in (({}, False), ({"loss": False}, True)):
+    for fields, followed in (({}, []), ({"loss": False}, ["a: followed: loss (1 line)"])):
         turns = [turn("user", "Hi"), turn("assistant", "No", **fields), turn("user", "Hi"), turn("assistant", "Yes")]
-        path.write_text(json.dumps({"messages": turns}) + "\n")
+        path.write_text(json.dumps({"messages": turns, "category": 1}) + "\n")
         corpus = corpus_of(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         earlier = digest_of_json([1, [[".jsonl", digest]], ENCODER.fingerprint, CONVERSATION, False])
-        assert (corpus.fingerprint != earlier) == is_new
+        assert (corpus.fingerprint != earlier) == bool(followed)
+        told = [
+            "a: read as: lists of messages (role, content) (1 line)",
+            *followed,
+            "a: passed over: category (1 line)",
+        ]
+        assert corpus.notices == corpus_of(path).notices == told
     # The answer that is not to be trained is not: only the other one and its end.
     assert whole_epoch(corpus)[1].n_targets == len(TOKENIZER.encode("Yes", add_special_tokens=False)) + 1
-    assert corpus.notices[1:] == ["a: followed: loss (1 line)"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv"])

@@ -16,6 +16,7 @@ import pytest
 
 from common.errors import DataError
 from dataset.reading import documents, faults
+from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents, split_into_blocks
 from dataset.reading.faults import BadLines
 from tests.helpers import ROOT
@@ -27,16 +28,16 @@ from common.errors import DataError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]) * 2**20,) * 2)
 try:
-    print(sum(len(text) for _, text in read_documents(sys.argv[1])))
+    print(sum(len(text) for _, text in read_documents(sys.argv[1], *sys.argv[3:])))
 except DataError as error:
     print("error:", error)
 """
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a limit on memory as Linux has it")
 
 
-def read_within(file, megabytes, seconds=60):
+def read_within(file, megabytes, text_field="text", seconds=60):
     """What a process that may take so much more memory than it begins with prints about the file."""
-    command = [sys.executable, "-c", READ, str(file), str(megabytes)]
+    command = [sys.executable, "-c", READ, str(file), str(megabytes), text_field]
     # Each thread that allocates reserves 64 MB of addresses, which the limit would count as if they were taken.
     variables = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=seconds)
@@ -107,9 +108,9 @@ def test_many_texts_of_one_dictionary_entry_take_the_memory_of_one(tmp_path):
 
 
 @needs_linux
-@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("rows, text_field", [(1, "text"), (20, "text"), (20, CONVERSATION)])
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows):
+def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows, text_field):
     """300 MB in a file of kilobytes: before, pyarrow took two to six times as much memory."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file = tmp_path / f"a{suffix}"
@@ -121,9 +122,8 @@ def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows)
         with arrow.ipc.new_file(str(file), table.schema, options=options) as writer:
             writer.write_table(table)
     assert file.stat().st_size < 50_000
-    assert "is longer than 256 MB; cut its text into several documents (by the file's own sizes" in read_within(
-        file, 300
-    )
+    said = read_within(file, 300, text_field)
+    assert "is longer than 256 MB; cut its text into several documents (by the file's own sizes" in said
 
 
 # ------------------------------------------------------------------------- the limit on a document, made small
