@@ -14,6 +14,7 @@ env/bin/pip install --quiet --no-compile lm_eval==0.4.13 tokenizers==0.23.3
 env/bin/python - <<'END'
 import importlib.metadata
 
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -26,7 +27,7 @@ tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, initial_
 
 
 class Model(TemplateLM):
-    """As much of a model as lm_eval needs to cut texts into tokens."""
+    """A model that keeps the ids it was asked to score."""
 
     backend = "causal"
     eot_token_id = 0
@@ -35,7 +36,8 @@ class Model(TemplateLM):
         return tokenizer.encode(string).ids
 
     def _loglikelihood_tokens(self, requests, **options):
-        raise NotImplementedError
+        self.asked = requests
+        return [(0.0, True) for _ in requests]
 
     def loglikelihood_rolling(self, requests, **options):
         raise NotImplementedError
@@ -45,13 +47,16 @@ class Model(TemplateLM):
 
 
 print("lm_eval", importlib.metadata.version("lm_eval"))
-for context, answer, read in (
-    ("他在北京", "大人", "他在北京大人"),
-    ("我们今", "天去北京大学看", "我们今看"),
-    ("他在北京", "大学", "他在北京\ufffd北京大学"),
-):
-    before, scored = Model()._encode_pair(context, answer)
+expected = {
+    ("他在北京", "大人"): "他在北京大人",
+    ("我们今", "天去北京大学看"): "我们今看",
+    ("他在北京", "大学"): "他在北京\ufffd北京大学",
+}
+model = Model()
+model.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in expected], disable_tqdm=True)
+for (context, answer), context_ids, answer_ids in model.asked:
     assert tokenizer.decode(tokenizer.encode(context + answer).ids) == context + answer
-    print(f"context {context}, answer {answer}: the model reads {tokenizer.decode(before + scored)}, of which {len(scored)} tokens are scored")
-    assert tokenizer.decode(before + scored) == read
+    read = tokenizer.decode(context_ids + answer_ids)
+    print(f"context {context}, answer {answer}: the model reads {read}, of which {len(answer_ids)} tokens are scored")
+    assert read == expected[context, answer]
 END
