@@ -74,7 +74,7 @@ from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
 from dataset.store.deduplicate import stored_texts
-from dataset.store.format import ConcatStore, Ints, TokenStore
+from dataset.store.format import ConcatStore, Ints
 from dataset.store.token_store import candidate_folders, first_writable
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
@@ -161,8 +161,8 @@ class DataLook:
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
-        # As on disk: a corpus may hold out the end of a single text.
-        self.store = ConcatStore([TokenStore(store.folder) for store in self.corpus.stores])
+        # As on disk: a corpus may hold out the end of a text.
+        self.store = ConcatStore(self.corpus.stores)
         self.lengths = np.diff(self.store.offsets)
         self.text_bytes = np.array(self.store.text_bytes)
         # Source of each document; its path and line are known once its text is read.

@@ -12,7 +12,7 @@ from dataset.reading.conversations import CONVERSATION, Notes, conversation_text
 from dataset.reading.documents import is_chat_file, read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files
-from dataset.reading.settings import TextSettings
+from dataset.reading.settings import PARAGRAPHS, TextSettings
 
 # Characters of a part of a long document: a small share of a book is some parts of it.
 PART = 1 << 17
@@ -37,7 +37,8 @@ def draw_sample(
         if not totals[-1]:
             raise DataError(f"{path}: no text in it")
         skipped = bad_lines.report() if bad_lines else []
-        for line in (*notices_on_texts(files, options.split_text), *report_of(notes), *skipped):
+        # Where a text ends does not matter here.
+        for line in (*notices_on_texts(files, options.split_text or PARAGRAPHS), *report_of(notes), *skipped):
             announce(line, to_stderr=True)
     sample_bytes = min(sample_bytes, sum(totals))
     for path, files, weight, total in zip(data_path, sources, weights, totals, strict=True):
