@@ -13,7 +13,7 @@ BEGINNING_BYTES, MOST_FILES = 1 << 17, 200
 # A JSON object, or an array of objects or strings
 JSON = re.compile(r'\s*(\{\s*"[^"\n]*"\s*:|\[\s*[{"])')
 # Names of columns; in prose a space follows a comma.
-HEADER = re.compile(r'"?\w[\w .-]*"?(,"?\w[\w .-]*"?)+', re.ASCII)
+HEADER = re.compile(r'"?\w[\w .-]*"?(,"?\w[\w .-]*"?)+')
 # Ends of documents in public text files; fewer are mentioned rather than used.
 END_MARK = re.compile(r"<\|end_?of_?(?:text|document)\|>|</s>|<eos>|\[EOS\]", re.IGNORECASE)
 FEWEST_MARKS = 3
@@ -25,7 +25,7 @@ def notices_on_texts(files: Sequence[Path], split_text: str | None) -> list[str]
     """Lines on the text files of a corpus, one for each advice."""
     texts = [file for file in files if kind_of(file).is_text]
     if split_text and not texts:
-        return [f"warning: --split_text {split_text} has no effect: no file is plain text"]
+        return [f"warning: --split_text {split_text} has no effect on {files[0]}: it is no plain text"]
     files_of: dict[str, list[Path]] = {}
     for file in texts[:: len(texts) // MOST_FILES + 1]:
         kind = kind_of(file)
@@ -46,7 +46,7 @@ def advice_on(beginning: str, suffix: str, split_text: str | None) -> str:
     # Source code and markup may have such beginnings.
     if suffix in TEXT_SUFFIXES and suffix != ".txt":
         return ""
-    lines = [line.strip() for line in beginning.splitlines() if line.strip()]
+    lines = [line.strip() for line in beginning.split("\n") if line.strip()]
     right_suffix = ""
     if JSON.match(beginning):
         right_suffix = ".jsonl" if re.fullmatch(r"\{.*\}", lines[0]) else ".json"

@@ -56,7 +56,7 @@ READ_TIMEOUT_S = 60
 # files that `save_to_disk` of Hugging Face datasets writes
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
 # Folders of packages, and of build output where a project has one of these files
-PACKAGES = ("node_modules", "site-packages", "__pycache__")
+PACKAGES = ("node_modules", "site-packages")
 BUILDS = ("build", "dist", "target")
 PROJECT = re.compile(
     r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*|src"
@@ -167,7 +167,8 @@ def choose_files(
         if all(map(_is_readme_or_license, chosen)):
             chosen = [file for file, kind in kinds.items() if kind.suffix in TABLES] or chosen
     if not chosen:
-        raise DataError(f"{path}: nothing to read there; {READABLE}")
+        advice = f"{min(foreign)} is left out unless you name its own path" if foreign else READABLE
+        raise DataError(f"{path}: nothing to read there; {advice}")
     # All of them are meant, if there is nothing else.
     own = [file for file in chosen if not _is_minified(file)] or chosen
     foreign.update(set(chosen).difference(own))
@@ -284,7 +285,7 @@ def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
     matches = [path] if os.path.isdir(path) else _matches_of(path, foreign)
     if matches == [path] and not os.path.isdir(path):
         _require_file(path)
-    if not matches:
+    if not matches and not foreign:
         hint = ""
         if ":" in path.name:
             programs = "train_pretrain.py, train_sft.py and inspect_data.py"
@@ -299,8 +300,6 @@ def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
             # EINVAL: on Windows no file can have the name of a pattern.
             if error.errno != errno.EINVAL:
                 reason = f"cannot be read ({error.strerror})"
-        if foreign:
-            reason = f"only packages and build output match it ({min(foreign)}); name their own path to read them"
         raise DataError(f"{path}: {reason}")
     files: list[Path] = []
     seen: set[str] = set()
@@ -331,7 +330,8 @@ def _walk(top: str | Path, seen: set[str], foreign: set[Path]) -> Iterator[tuple
     """
     for place, folders, names in os.walk(top, onerror=_refuse_folder, followlinks=True):
         real = os.path.realpath(place)
-        below = {name for name in folders if not name.startswith(".") and real not in seen}
+        # Nothing in a __pycache__ can be read.
+        below = {name for name in folders if not name.startswith((".", "__pycache__")) and real not in seen}
         others = {name for name in below if _is_foreign(Path(place, name))}
         foreign.update(Path(place, name) for name in others)
         # In place: os.walk descends into what is left in the list. Sorted: which of two links to a folder is followed must not
@@ -376,14 +376,19 @@ def _matches_of(pattern: Path, foreign: set[Path]) -> list[Path]:
     while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
     at = parts.index("**") if "**" in parts else len(parts)
+
+    @functools.cache
+    def is_left_out(match: Path) -> bool:
+        if match == fixed:
+            return False
+        if match.name not in parts and _is_foreign(match):
+            foreign.add(match)
+            return True
+        return is_left_out(match.parent)
+
     # Sorted: of two links to a folder the first is followed, on every disk.
-    tops = []
-    for top in map(Path, sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))):
-        above = [folder for folder in [top, *top.parents] if fixed in folder.parents and folder.name not in parts]
-        others = {folder for folder in above if _is_foreign(folder)}
-        foreign |= others
-        if not others:
-            tops.append(top)
+    tops = [Path(top) for top in sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))]
+    tops = [top for top in tops if not is_left_out(top)]
     if at == len(parts):
         return tops
     # Not glob's own `**`, which goes around a loop of links forty times.

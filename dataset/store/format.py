@@ -132,7 +132,7 @@ class ConcatStore:
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def __len__(self) -> int:
-        return int(self.bounds[-1])
+        return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Each store pickles without its arrays.

@@ -153,8 +153,11 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         assert files == [tmp_path / "lib/build/own.py", tmp_path / "src/app.js"]
         assert f"left out: {', '.join(shown)} and 1 more; to read one, name its own path" in line
     assert find_files(str(tmp_path / "*/*/*.py")) == find_files(str(tmp_path / "**/*.py")) == files[:1]
-    with pytest.raises(DataError, match=r"only packages and build output match it \(.*site-packages\); name their own"):
-        find_files(str(tmp_path / "a*/*/b.py"))
+    for name in ("api", "a*/*/b.py"):
+        with pytest.raises(
+            DataError, match="nothing to read there; .*site-packages is left out unless you name its own"
+        ):
+            find_files(str(tmp_path / name))
     for name in ("node_modules", "build/main.js", "bundle.js", "*/site-packages/*", "**/node_modules/**"):
         files, lines = choose_files(str(tmp_path / name))
         assert len(files) == 1
