@@ -70,8 +70,6 @@ class Corpus:
         stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
         self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
-        # documents of `store` before each source, and in total
-        bounds = np.cumsum([0, *map(len, stores)])
         self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
@@ -98,30 +96,7 @@ class Corpus:
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
-            if encoder.can_hold_out_part:
-                self.split_document = document_to_split(self.store, self.documents, val_fraction)
-            if self.split_document is None:
-                self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-                if not len(self.documents) or not len(held_out):
-                    all_texts = np.concatenate((self.documents, held_out))
-                    hashes = np.unique(self.store.doc_hash[all_texts]) / 2.0**64
-                    # Between the first two, one is held out.
-                    advice = f"give {hashes[:2].mean():.3g}" if len(hashes) > 1 else "add other texts"
-                    raise DataError(
-                        f"--val_fraction {val_fraction} holds out {len(held_out)} of {counted(len(all_texts), 'text')}, by "
-                        f"their hashes; {advice}, or name validation texts by --val_path"
-                    )
-            else:
-                n_tokens = int(np.diff(self.store.offsets)[self.documents].sum())
-                self.store = with_last_part(self.store, self.split_document, encoder, val_fraction, n_tokens)
-                self.documents += self.documents > self.split_document
-                bounds += bounds > self.split_document
-                held_out = np.array([self.split_document + 1])
-                part = int(np.diff(self.store.offsets)[held_out].sum())
-                self.notices.append(
-                    f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
-                    f"({part / n_tokens:.1%})"
-                )
+            held_out = self._hold_out(encoder, val_fraction)
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
         # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
         self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
@@ -133,12 +108,43 @@ class Corpus:
         # A share changes over the run, so another length would give another order of rows.
         self.shares_change = False
         if sources[0].shares is not None:
+            # documents of `store` before each source, and in total
+            bounds = np.cumsum([0, *map(len, stores)])
+            if self.split_document is not None:
+                bounds += bounds > self.split_document
             self.mixture = Mixture(
                 self.store, sources, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.shares_change
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
+
+    def _hold_out(self, encoder: DocumentEncoder, fraction: float) -> Ints:
+        """Take documents out of the training ones, and return them. Errors: DataError if these are none or all."""
+        if encoder.can_hold_out_part:
+            self.split_document = document_to_split(self.store, self.documents, fraction)
+        if self.split_document is not None:
+            n_tokens = int(np.diff(self.store.offsets)[self.documents].sum())
+            self.store = with_last_part(self.store, self.split_document, encoder, round(fraction * n_tokens))
+            self.documents += self.documents > self.split_document
+            held_out = np.array([self.split_document + 1])
+            part = int(np.diff(self.store.offsets)[held_out].sum())
+            self.notices.append(
+                f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
+                f"({part / n_tokens:.1%})"
+            )
+            return held_out
+        hashes = self.store.doc_hash[self.documents]
+        self.documents, held_out = split_by_hash(self.store, self.documents, fraction)
+        if not 0 < len(held_out) < len(hashes):
+            lowest = np.unique(hashes)[:2] / 2.0**64
+            # Between the first two, one is held out.
+            advice = f"give {lowest.mean():.3g}" if len(lowest) > 1 else "add other texts"
+            raise DataError(
+                f"--val_fraction {fraction} holds out {len(held_out)} of {counted(len(hashes), 'text')}, by their hashes; "
+                f"{advice}, or name validation texts by --val_path"
+            )
+        return held_out
 
     def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
         """Set the validation documents. Errors: DataError if they have no targets."""
@@ -339,16 +345,14 @@ def document_to_split(store: Documents, documents: Ints, fraction: float) -> int
     return longest if is_far and is_near and not is_copied else None
 
 
-def with_last_part(
-    store: Documents, document: int, encoder: DocumentEncoder, val_fraction: float, n_tokens: int
-) -> Documents:
-    """The store with a document as two, the second with about `val_fraction` of `n_tokens`: from a line end on, if one is near.
+def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, asked: int) -> Documents:
+    """The store with a document as two, the second of about `asked` tokens: from a line end on, if one is near.
 
     A worker process opens the store from its folders, as it is, and reads only tokens, at places that recipes give.
     """
     split = copy.copy(store)
     begin, end = store.offsets[document : document + 2].tolist()
-    cut = end - round(min(val_fraction * n_tokens, max(val_fraction, MOST_OF_TEXT) * (end - begin)))
+    cut = end - min(asked, round(MOST_OF_TEXT * (end - begin)))
     # Not so far that the part is far from what is asked for
     near = store.tokens[cut : cut + (end - cut - 1) // FAR]
     line_ends = [token_id for token_id in np.unique(near).tolist() if encoder.ends_line(token_id)]

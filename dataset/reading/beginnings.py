@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.reading.file_kinds import TEXT_SUFFIXES, kind_of
+from dataset.reading.file_kinds import FileKind, kind_of
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import open_stream
 
@@ -31,7 +31,7 @@ def notices_on_texts(files: Sequence[Path], split_text: str | None) -> list[str]
         kind = kind_of(file)
         with open_stream(file, kind.compression) as (stream, _):
             beginning = stream.read(BEGINNING_BYTES).decode("utf-8-sig", "ignore")
-        if advice := advice_on(beginning, kind.suffix, split_text):
+        if advice := advice_on(beginning, kind, split_text):
             files_of.setdefault(advice, []).append(file)
     lines = []
     for advice, (first, *more) in files_of.items():
@@ -39,12 +39,12 @@ def notices_on_texts(files: Sequence[Path], split_text: str | None) -> list[str]
     return lines
 
 
-def advice_on(beginning: str, suffix: str, split_text: str | None) -> str:
+def advice_on(beginning: str, kind: FileKind, split_text: str | None) -> str:
     """What to do about a text file; "": nothing."""
     if split_text and split_text not in (LINES, BLANK) and split_text not in beginning:
         return f"no {split_text} of --split_text in its first {BEGINNING_BYTES >> 10} kB"
-    # Source code and markup may have such beginnings.
-    if suffix in TEXT_SUFFIXES and suffix != ".txt":
+    # It may have such beginnings.
+    if kind.is_source:
         return ""
     lines = [line.strip() for line in beginning.split("\n") if line.strip()]
     right_suffix = ""

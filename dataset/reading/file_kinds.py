@@ -59,7 +59,7 @@ FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.
 PACKAGES = ("node_modules", "site-packages")
 BUILDS = ("build", "dist", "target")
 PROJECT = re.compile(
-    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*|src"
+    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*"
 )
 # Scripts without line ends are made from others.
 MINIFIED, LONGEST_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
@@ -88,6 +88,11 @@ class FileKind:
     @property
     def is_text(self) -> bool:
         return self.suffix not in CORPORA + TABLES
+
+    @property
+    def is_source(self) -> bool:
+        """True for source code and markup."""
+        return self.suffix in TEXT_SUFFIXES and self.suffix != ".txt"
 
 
 def kind_of(path: Path) -> FileKind:
@@ -137,25 +142,24 @@ def choose_files(
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
-    # Only folders and patterns need a choice: a named file is read if its kind is known.
-    is_file = is_remote or os.path.isfile(path)
-    foreign: set[Path] = set()
-    found = [path] if is_file else _files_of(path, foreign)
     always_read = (".txt", *(text_suffixes or ()))
-    kinds: dict[Path, FileKind] = {}
-    for file in found:
+
+    def is_known(file: Path) -> bool:
         kind = kind_of(file)
-        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not (
-            kind.compression and kind.suffix in COMPRESSED_INSIDE
-        ):
-            kinds[file] = kind
-            if not is_file:
-                _require_file(file)
-    if is_file:
-        if not kinds:
+        is_packed_twice = kind.compression and kind.suffix in COMPRESSED_INSIDE
+        return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not is_packed_twice
+
+    # Only folders and patterns need a choice: a named file is read if its kind is known.
+    if is_remote or os.path.isfile(path):
+        if not is_known(path):
             advice = "download a folder or a pattern first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
         return [_fetched(data_path, cache_dir) if is_remote else path], []
+    foreign: set[Path] = set()
+    found = _files_of(path, foreign)
+    kinds = {file: kind_of(file) for file in found if is_known(file)}
+    for file in kinds:
+        _require_file(file)
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
     chosen = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
@@ -410,7 +414,7 @@ def notices_on_files(files: Sequence[Path]) -> list[str]:
                 "often in an epoch"
             )
     # Tests of source code are no data of a test.
-    names = [os.path.abspath(file) for file in files if kind_of(file).suffix in (".txt", *CORPORA, *TABLES)]
+    names = [os.path.abspath(file) for file in files if not kind_of(file).is_source]
     # ValueError: there is none, or they are on several drives.
     with contextlib.suppress(ValueError):
         top = os.path.commonpath([os.path.dirname(name) for name in names])

@@ -71,15 +71,13 @@ def _near_or_exact(
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
     # Beside the first store, whose folder may be read-only by now
-    places = [stores[0].folder.parent, user_cache() / "token_store"]
+    place = first_writable([stores[0].folder.parent, user_cache() / "token_store"])
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
-    for place in places:
-        # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
-        with contextlib.suppress(Exception):
-            found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
-            return found
+    # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
+    with contextlib.suppress(Exception):
+        found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
+        return found
     # Commands that start together all search, with the same result.
-    place = first_writable(places)
     begin = time.monotonic()
     shown = options.get("progress", True)
     if shown:

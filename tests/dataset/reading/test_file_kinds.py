@@ -171,7 +171,7 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         (["train-0.jsonl", "test.jsonl", "valid.jsonl"], "test.jsonl, valid.jsonl"),
         (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet"),
         (["train/a.txt", "dev/a.txt"], "dev/a.txt"),
-        (["books.txt", "TinyStories-valid.txt"], "TinyStories-valid.txt"),
+        (["books.txt", "wiki.valid.tokens"], "wiki.valid.tokens"),
         (["latest.jsonl", "contest.jsonl", "devices.jsonl"], None),
         (["src/a.py", "src/test_a.py"], None),
         (["test/a.jsonl", "test/b/valid/c.jsonl"], "b/valid/c.jsonl"),
@@ -179,8 +179,7 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
     ],
 )
 def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, held_out):
-    write(tmp_path, *files)
-    found = notices_on_files(find_files(str(tmp_path)))
+    found = notices_on_files([tmp_path / file for file in files])
     assert len(found) == bool(held_out)
     top = os.path.commonpath([tmp_path / file for file in files])
     advice = "if that is not meant, name the other files in --data_path, and these in --val_path"
