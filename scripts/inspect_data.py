@@ -73,9 +73,8 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
-from dataset.store.deduplicate import stored_texts
+from dataset.store.deduplicate import folder_beside, stored_texts
 from dataset.store.format import ConcatStore, Ints
-from dataset.store.token_store import candidate_folders, first_writable
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
@@ -178,10 +177,7 @@ class DataLook:
         copies = exact_copies(self.store.doc_hash)
         found: list[Section] = []
         if self.settings.texts:
-            paths = self.groups[0]
-            first = find_files(paths[0], self.run.text_suffixes, self.run.cache_dir)[0]
-            scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
-            copies = near_copies(self._texts(), copies, scratch)
+            copies = near_copies(self._texts(), copies, folder_beside(self.corpus.stores[0]))
             odd = []
             examples = []
             for kind, count in self.odd_counts.most_common():

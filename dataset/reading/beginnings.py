@@ -43,7 +43,7 @@ def advice_on(beginning: str, kind: FileKind, split_text: str | None) -> str:
     """What to do about a text file; "": nothing."""
     if split_text and split_text not in (LINES, BLANK) and split_text not in beginning:
         return f"no {split_text} of --split_text in its first {BEGINNING_BYTES >> 10} kB"
-    # It may have such beginnings.
+    # Code may begin like a table.
     if kind.is_source:
         return ""
     lines = [line.strip() for line in beginning.split("\n") if line.strip()]

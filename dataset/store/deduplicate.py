@@ -70,8 +70,7 @@ def _near_or_exact(
     options: StoreOptions,
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
-    # Beside the first store, whose folder may be read-only by now
-    place = first_writable([stores[0].folder.parent, user_cache() / "token_store"])
+    place = folder_beside(stores[0])
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
     # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
     with contextlib.suppress(Exception):
@@ -92,6 +91,11 @@ def _near_or_exact(
         near = int(is_copy.sum() - exact.is_exact.sum())
         announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy
+
+
+def folder_beside(store: TokenStore) -> Path:
+    """The folder of a store, or the user's if that is read-only by now."""
+    return first_writable([store.folder.parent, user_cache() / "token_store"])
 
 
 def check_library(method: str) -> None:

@@ -29,6 +29,7 @@ def names(folder, files, **options):
         (["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"], 1),
         (["a.tsv.gz", "b.tsv.gz", "README.md", "LICENSE.txt"], 2),
         (["a.json", "b.json", "README.md", "LICENSE.txt"], 2),
+        (["src/a.txt", "target/a.txt", "Makefile.am"], 2),
         (["a.ndjson", "b.NDJSON", "notes.md", "x.csv"], 2),
     ],
 )
