@@ -1,7 +1,6 @@
 """The data of a run: training documents, held-out documents, and the plan of each epoch."""
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -12,7 +11,7 @@ from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
-from dataset.reading.file_kinds import choose_files, is_address, kind_of, notice_of_held_out
+from dataset.reading.file_kinds import notices_on_files
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.store.deduplicate import check_library, copies_among
@@ -24,44 +23,9 @@ from dataset.tokenizing.encoder import DocumentEncoder
 SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-# Hashes that put a document on a known side of `split_by_hash`: the smallest is held out, the largest is trained.
-HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
 # Of fewer documents the end of the longest (at most MOST_OF_TEXT of it, at least FEWEST_TOKENS) is held out, if hashes hold out
 # FAR times the share that is asked for, or 1 / FAR of it.
 FEWEST_DOCUMENTS, MOST_OF_TEXT, FEWEST_TOKENS, FAR = 200, 0.9, 16, 2
-
-
-def notices_of_paths(
-    paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
-) -> list[str]:
-    """Notices on --data_path: files named several times, and files left out for their kind."""
-    # An address is one file, which some servers would send again.
-    local_paths = [path for path in paths if not is_address(path)]
-    # Walked once: a folder of many files takes a while.
-    choices = {path: choose_files(path, text_suffixes, cache_dir) for path in local_paths}
-    lines = []
-    # Resolved, so that a file and a link to it count as one.
-    times = Counter(str(file.resolve()) for path in local_paths for file in choices[path][0])
-    for name, count in times.items():
-        if count > 1:
-            lines.append(
-                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are repeated that "
-                "often in an epoch"
-            )
-    lines += notice_of_held_out([file for read, _, _ in choices.values() for file in read])
-    for path, (read, left_out, foreign) in choices.items():
-        if foreign:
-            shown = ", ".join(map(str, foreign[:4])) + f" and {len(foreign) - 4:,} more" * (len(foreign) > 4)
-            lines.append(
-                f"{path}: packages, build output and minified files left out: {shown}; to read one, name its own path"
-            )
-        if left_out:
-            suffixes = ", ".join(sorted({kind_of(file).suffix for file in read}))
-            lines.append(
-                f"{path}: {counted(len(read), 'file')} read ({suffixes}), {len(left_out):,} of other kinds (such as "
-                f"{left_out[0].name}) left out; name files by their own paths to read others"
-            )
-    return lines
 
 
 class Corpus:
@@ -105,62 +69,37 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in sources]
         stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
         self.stores = stores
-        # The document that is split in two, to hold out its last part and nothing else
-        self.split_document: int | None = None
-        if val_fraction and not val_path and encoder.can_hold_out_part:
-            self.split_document = document_to_split(stores, val_fraction)
-        if self.split_document is not None:
-            self.stores = with_last_part(stores, self.split_document, encoder, val_fraction)
-        # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
-        self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
-        self.store: TokenStore | ConcatStore = ConcatStore(self.stores) if len(stores) > 1 else self.stores[0]
+        self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
         self.pack = pack
         self.long_documents = long_documents
         self.val_fraction = val_fraction
-        paths = [path for source in sources for path in source.paths]
-        self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
+        self.notices = notices_on_files([file for store in stores for file in store.files])
         # numbers of the training documents
         self.documents = all_documents(self.store)
         if deduplicate != OFF:
-            is_copy, self.fingerprint, lines = copies_among(
-                stores, self.paths_of_sources, encoder, deduplicate, **store_options
-            )
+            is_copy, self.fingerprint, lines = copies_among(stores, encoder, deduplicate, **store_options)
             self.notices += lines
-            if is_copy.any():
-                if self.split_document is not None:
-                    # Both parts of a document are copies, or neither.
-                    is_copy = np.insert(is_copy, self.split_document, is_copy[self.split_document])
-                self.documents = self.documents[~is_copy]
-        self.notices += [line for store in stores for line in store.report()]
+            self.documents = self.documents[~is_copy]
+        self.notices += [line for store in stores for line in store.notices]
         # validation documents and their store, with --val_fraction `store` itself; None: no validation
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
+        # The document whose last part is held out, and nothing else: its number on disk
+        self.split_document: int | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.notices += [f"--val_path: {line}" for line in val_store.report()]
+            self.notices += [f"--val_path: {line}" for line in val_store.notices]
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
-            hashes = np.unique(self.store.doc_hash[self.documents]) / 2.0**64
-            self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-            if not len(self.documents) or not len(held_out):
-                # Between the first two, one is held out.
-                advice = f"give {hashes[:2].mean():.3g}" if len(hashes) > 1 else "add other texts"
-                raise DataError(
-                    f"--val_fraction {val_fraction} holds out {len(held_out)} of {counted(len(self.documents) + len(held_out), 'text')}, by "
-                    f"their hashes; {advice}, or name validation texts by --val_path"
-                )
-            if self.split_document is not None:
-                part = int(np.diff(self.store.offsets)[held_out].sum())
-                self.notices.append(
-                    f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
-                    f"({part / len(self.store.tokens):.1%})"
-                )
+            held_out = self._hold_out(encoder, val_fraction)
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
+        # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
+        self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
@@ -169,13 +108,43 @@ class Corpus:
         # A share changes over the run, so another length would give another order of rows.
         self.shares_change = False
         if sources[0].shares is not None:
-            bounds = np.cumsum([0, *map(len, self.stores)]).tolist()
+            # documents of `store` before each source, and in total
+            bounds = np.cumsum([0, *map(len, stores)])
+            if self.split_document is not None:
+                bounds += bounds > self.split_document
             self.mixture = Mixture(
                 self.store, sources, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.shares_change
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
+
+    def _hold_out(self, encoder: DocumentEncoder, fraction: float) -> Ints:
+        """Take documents out of the training ones, and return them. Errors: DataError if these are none or all."""
+        if encoder.can_hold_out_part:
+            self.split_document = document_to_split(self.store, self.documents, fraction)
+        if self.split_document is not None:
+            n_tokens = int(np.diff(self.store.offsets)[self.documents].sum())
+            self.store = with_last_part(self.store, self.split_document, encoder, round(fraction * n_tokens))
+            self.documents += self.documents > self.split_document
+            held_out = np.array([self.split_document + 1])
+            part = int(np.diff(self.store.offsets)[held_out].sum())
+            self.notices.append(
+                f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
+                f"({part / n_tokens:.1%})"
+            )
+            return held_out
+        hashes = self.store.doc_hash[self.documents]
+        self.documents, held_out = split_by_hash(self.store, self.documents, fraction)
+        if not 0 < len(held_out) < len(hashes):
+            lowest = np.unique(hashes)[:2] / 2.0**64
+            # Between the first two, one is held out.
+            advice = f"give {lowest.mean():.3g}" if len(lowest) > 1 else "add other texts"
+            raise DataError(
+                f"--val_fraction {fraction} holds out {len(held_out)} of {counted(len(hashes), 'text')}, by their hashes; "
+                f"{advice}, or name validation texts by --val_path"
+            )
+        return held_out
 
     def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
         """Set the validation documents. Errors: DataError if they have no targets."""
@@ -358,42 +327,36 @@ def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[I
     return documents[~is_held_out], documents[is_held_out]
 
 
-def document_to_split(stores: Sequence[TokenStore], fraction: float) -> int | None:
-    """The longest text, if hashes would hold out nothing, all, or far from `fraction` of few texts; else None."""
-    lengths = np.concatenate([np.diff(store.offsets) for store in stores])
-    hashes = np.concatenate([store.doc_hash for store in stores])
-    longest = int(lengths.argmax())
-    if len(lengths) == 1:
+def document_to_split(store: Documents, documents: Ints, fraction: float) -> int | None:
+    """The longest of these documents, if hashes would hold out nothing, all, or far from `fraction` of few; else None."""
+    if len(documents) >= FEWEST_DOCUMENTS:
+        return None
+    lengths = np.diff(store.offsets)
+    longest = int(documents[lengths[documents].argmax()])
+    if len(documents) == 1:
         return longest
-    asked = fraction * lengths.sum()
-    held_out = lengths[hashes < np.uint64(int(fraction * 2**64))].sum()
-    is_far = held_out == lengths.sum() or not asked / FAR <= held_out <= asked * FAR
+    _, by_hash = split_by_hash(store, documents, fraction)
+    held_out = lengths[by_hash].sum()
+    asked = fraction * lengths[documents].sum()
+    is_far = len(by_hash) == len(documents) or not asked / FAR <= held_out <= asked * FAR
     is_near = min(asked, MOST_OF_TEXT * lengths[longest]) >= max(asked / FAR, FEWEST_TOKENS)
     # Copies of it are trained.
-    is_copied = (hashes == hashes[longest]).sum() > 1
-    return longest if len(lengths) < FEWEST_DOCUMENTS and is_far and is_near and not is_copied else None
+    is_copied = (store.doc_hash[documents] == store.doc_hash[longest]).sum() > 1
+    return longest if is_far and is_near and not is_copied else None
 
 
-def with_last_part(
-    stores: Sequence[TokenStore], document: int, encoder: DocumentEncoder, val_fraction: float
-) -> list[TokenStore]:
-    """The stores with a document, numbered over all of them, as two; `split_by_hash` holds out the second, and only that.
+def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, asked: int) -> Documents:
+    """The store with a document as two, the second of about `asked` tokens: from a line end on, if one is near.
 
-    The second has about the last `val_fraction` of all tokens, and starts after a line end if there is one. A worker
-    process opens the stores from their folders, as they are, and reads only tokens, at places that recipes give.
+    A worker process opens the store from its folders, as it is, and reads only tokens, at places that recipes give.
     """
-    n_tokens = sum(len(store.tokens) for store in stores)
-    split = [copy.copy(store) for store in stores]
-    for store in split:
-        store.doc_hash = np.full(len(store), TRAINED_HASH, np.uint64)
-    bounds = np.cumsum([0, *map(len, stores)])
-    number = int(np.searchsorted(bounds, document, side="right")) - 1
-    store, document = split[number], document - int(bounds[number])
+    split = copy.copy(store)
     begin, end = store.offsets[document : document + 2].tolist()
-    cut = end - round(min(val_fraction * n_tokens, max(val_fraction, MOST_OF_TEXT) * (end - begin)))
-    last_part = store.tokens[cut:end]
-    line_ends = [token_id for token_id in np.unique(last_part).tolist() if encoder.ends_line(token_id)]
-    places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
+    cut = end - min(asked, round(MOST_OF_TEXT * (end - begin)))
+    # Not so far that the part is far from what is asked for
+    near = store.tokens[cut : cut + (end - cut - 1) // FAR]
+    line_ends = [token_id for token_id in np.unique(near).tolist() if encoder.ends_line(token_id)]
+    places = np.flatnonzero(np.isin(near, line_ends))
     cut += int(places[0]) + 1 if len(places) else 0
     n_bytes = int(store.text_bytes[document])
     held_out_bytes = round(n_bytes * (end - cut) / (end - begin))
@@ -401,10 +364,10 @@ def with_last_part(
     probe = "A  b\t,\n 中，ﬁé\U00013000"
     if encoder.decode(encoder.encode([probe])[0]) == probe:
         held_out_bytes = min(len(encoder.decode(store.tokens[cut:end].tolist()).encode()), n_bytes)
-    store.offsets = np.insert(store.offsets, document + 1, cut)
-    store.text_bytes = np.insert(store.text_bytes, document + 1, held_out_bytes)
-    store.text_bytes[document] -= held_out_bytes
-    store.doc_hash = np.insert(store.doc_hash, document + 1, HELD_OUT_HASH)
+    split.offsets = np.insert(store.offsets, document + 1, cut)
+    split.text_bytes = np.insert(store.text_bytes, document + 1, held_out_bytes)
+    split.text_bytes[document] -= held_out_bytes
+    split.doc_hash = np.insert(store.doc_hash, document + 1, store.doc_hash[document])
     return split
 
 

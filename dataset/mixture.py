@@ -147,7 +147,7 @@ class Mixture:
         store: Documents,
         sources: Sequence[Source],
         documents: Ints,
-        bounds: Sequence[int],
+        bounds: Sequence[int] | Ints,
         make_plan: MakePlan,
         targets: Ints,
         seed: int,

@@ -73,9 +73,8 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
-from dataset.store.deduplicate import stored_texts
-from dataset.store.format import ConcatStore, Ints, TokenStore
-from dataset.store.token_store import candidate_folders, first_writable
+from dataset.store.deduplicate import folder_beside, stored_texts
+from dataset.store.format import ConcatStore, Ints
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
@@ -157,8 +156,8 @@ class DataLook:
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
-        # As on disk: a corpus may hold out the end of a single text.
-        self.store = ConcatStore([TokenStore(store.folder) for store in self.corpus.stores])
+        # As on disk: a corpus may hold out the end of a text.
+        self.store = ConcatStore(self.corpus.stores)
         self.lengths = np.diff(self.store.offsets)
         self.text_bytes = np.array(self.store.text_bytes)
         # Source of each document; its path and line are known once its text is read.
@@ -174,8 +173,7 @@ class DataLook:
         copies = exact_copies(self.store.doc_hash)
         found: list[Section] = []
         if self.settings.texts:
-            scratch = first_writable(candidate_folders(self.groups[0][0], self.first_file, self.run.cache_dir))
-            copies = near_copies(self._texts(), copies, scratch)
+            copies = near_copies(self._texts(), copies, folder_beside(self.corpus.stores[0]))
             odd = []
             examples = []
             for kind, count in self.odd_counts.most_common():

@@ -27,13 +27,6 @@ LETTERS_FROM = 50
 # A document that fills so many rows is very long.
 LONG_ROWS = 64
 
-CONTROL_CHARACTERS = "control characters"
-REPEATED_LINE = "one repeated line"
-REPEATS_ITSELF = "repeats itself"
-MOSTLY_MARKUP = "markup"
-UNBROKEN_RUN = "500 characters without a space"
-FEW_LETTERS = "hardly any letters"
-SPECIAL_TOKENS = "special tokens spelt out"
 VERY_LONG = "very long"
 
 
@@ -49,9 +42,9 @@ class OddityFinder:
     def oddities_of(self, body: str, tokens: int) -> Iterator[tuple[str, int]]:
         """Yields (kind, position in the text). body: the text without BOS and EOS. tokens: of the document."""
         for kind, pattern in (
-            (CONTROL_CHARACTERS, CONTROL),
-            (UNBROKEN_RUN, UNBROKEN),
-            (SPECIAL_TOKENS, self.special),
+            ("control characters", CONTROL),
+            ("500 characters without a space", UNBROKEN),
+            ("special tokens spelt out", self.special),
         ):
             match = pattern.search(body)
             if match is not None:
@@ -61,19 +54,19 @@ class OddityFinder:
             first = MARKUP.search(body)
             length = sum(len(match.group()) for match in MARKUP.finditer(body))
             if first is not None and length >= MARKUP_SHARE * len(body):
-                yield MOSTLY_MARKUP, first.start()
+                yield "markup", first.start()
         lines = [line for line in body.split("\n") if line.strip()]
         line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
         # The start of a text may also repeat itself without line breaks.
         beginning = body[:COMPRESSED_CHARACTERS]
         raw = beginning.encode("utf-8", "surrogatepass")
         if count and count >= REPEATED_SHARE * len(lines):
-            yield REPEATED_LINE, body.index(line)
+            yield "one repeated line", body.index(line)
         elif len(raw) >= COMPRESSED_FROM and len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw):
-            yield REPEATS_ITSELF, 0
+            yield "repeats itself", 0
         characters = "".join(beginning.split())
         n_letters = sum(map(str.isalpha, characters))
         if len(characters) >= LETTERS_FROM and n_letters < LETTERS_SHARE * len(characters):
-            yield FEW_LETTERS, 0
+            yield "hardly any letters", 0
         if tokens >= self.long_from:
             yield VERY_LONG, 0

@@ -171,7 +171,7 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
 def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     """The whole text file."""
     raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
-    yield 1, too_long("text file") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
+    yield 1, too_long("text file, read whole without --split_text,") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
 
 
 def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Pattern[bytes]) -> Iterator[Found]:

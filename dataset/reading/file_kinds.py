@@ -1,6 +1,7 @@
-"""Finds data files and their kinds, without opening them; remote files are fetched here."""
+"""Finds data files and their kinds by their names; remote files are fetched here."""
 
 import argparse
+import contextlib
 import errno
 import functools
 import glob
@@ -10,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
 from common.files import file_digest, file_lock, rename, user_cache
-from common.wording import announce, one_line
+from common.wording import announce, counted, one_line
 from dataset.reading.streams import COMPRESSIONS
 
 # fsspec's AbstractFileSystem, which is untyped
@@ -54,16 +56,15 @@ READ_TIMEOUT_S = 60
 # files that `save_to_disk` of Hugging Face datasets writes
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
 # Folders of packages, and of build output where a project has one of these files
-PACKAGES = ("node_modules", "site-packages", "__pycache__")
+PACKAGES = ("node_modules", "site-packages")
 BUILDS = ("build", "dist", "target")
 PROJECT = re.compile(
-    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*|src"
+    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*"
 )
 # Scripts without line ends are made from others.
 MINIFIED, LONGEST_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
-# Words in the names of what public data sets hold out, and of the rest
+# Words in the names of what public data sets hold out
 HELD_OUT = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
-TRAINING = re.compile(r"(?<![a-z])train(ing)?(?![a-z])", re.IGNORECASE)
 # folders at the top of a disk that only the system may read
 SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
@@ -87,6 +88,11 @@ class FileKind:
     @property
     def is_text(self) -> bool:
         return self.suffix not in CORPORA + TABLES
+
+    @property
+    def is_source(self) -> bool:
+        """True for source code and markup."""
+        return self.suffix in TEXT_SUFFIXES and self.suffix != ".txt"
 
 
 def kind_of(path: Path) -> FileKind:
@@ -128,34 +134,32 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache
 
 
 def choose_files(
-    data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None
-) -> tuple[list[Path], list[Path], list[Path]]:
-    """(files that `find_files` reads, files of other kinds, packages, build output and minified files), sorted by path. An
-    unread README or license is in none."""
+    data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
+) -> tuple[list[Path], list[str]]:
+    """(files that `find_files` reads, lines on what is left out). An unread README or license needs none."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
-    # Only folders and patterns need a choice: a named file is read if its kind is known.
-    is_file = is_remote or os.path.isfile(path)
-    foreign: list[Path] = []
-    found = [path] if is_file else _files_of(path, foreign)
     always_read = (".txt", *(text_suffixes or ()))
-    kinds: dict[Path, FileKind] = {}
-    for file in found:
+
+    def is_known(file: Path) -> bool:
         kind = kind_of(file)
-        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not (
-            kind.compression and kind.suffix in COMPRESSED_INSIDE
-        ):
-            kinds[file] = kind
-            if not is_file:
-                _require_file(file)
-    if is_file:
-        if not kinds:
+        is_packed_twice = kind.compression and kind.suffix in COMPRESSED_INSIDE
+        return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not is_packed_twice
+
+    # Only folders and patterns need a choice: a named file is read if its kind is known.
+    if is_remote or os.path.isfile(path):
+        if not is_known(path):
             advice = "download a folder or a pattern first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
-        return [_fetched(data_path, cache_dir) if is_remote else path], [], []
+        return [_fetched(data_path, cache_dir) if is_remote else path], []
+    foreign: set[Path] = set()
+    found = _files_of(path, foreign)
+    kinds = {file: kind_of(file) for file in found if is_known(file)}
+    for file in kinds:
+        _require_file(file)
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
     chosen = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
@@ -167,13 +171,27 @@ def choose_files(
         if all(map(_is_readme_or_license, chosen)):
             chosen = [file for file, kind in kinds.items() if kind.suffix in TABLES] or chosen
     if not chosen:
-        raise DataError(f"{path}: nothing to read there; {READABLE}")
+        advice = f"{min(foreign)} is left out unless you name its own path" if foreign else READABLE
+        raise DataError(f"{path}: nothing to read there; {advice}")
     # All of them are meant, if there is nothing else.
     own = [file for file in chosen if not _is_minified(file)] or chosen
-    foreign += set(chosen).difference(own)
+    foreign.update(set(chosen).difference(own))
+    # A pattern may spell the name of such a folder, and read it.
+    foreign.difference_update(folder for file in own for folder in file.parents)
+    lines = []
+    if foreign:
+        shown = ", ".join(sorted(map(str, foreign))[:4]) + f" and {len(foreign) - 4:,} more" * (len(foreign) > 4)
+        lines.append(
+            f"{data_path}: packages, build output and minified files left out: {shown}; to read one, name its own path"
+        )
     left_out = [file for file in set(found).difference(chosen) if not _is_readme_or_license(file)]
-    own, left_out, foreign = (sorted(files, key=Path.as_posix) for files in (own, left_out, foreign))
-    return own, left_out, foreign
+    if left_out:
+        suffixes = ", ".join(sorted({kind_of(file).suffix for file in own}))
+        lines.append(
+            f"{data_path}: {counted(len(own), 'file')} read ({suffixes}), {len(left_out):,} of other kinds (such as "
+            f"{min(left_out, key=Path.as_posix).name}) left out; name files by their own paths to read others"
+        )
+    return sorted(own, key=Path.as_posix), lines
 
 
 def _file_system(scheme: str) -> FileSystem:
@@ -260,19 +278,18 @@ def _is_minified(file: Path) -> bool:
     if kind_of(file).suffix not in MINIFIED:
         return False
     with file.open("rb") as script:
-        lines = script.read(4 * LONGEST_SCRIPT_LINE).splitlines()
-    return ".min." in file.name or any(len(line) > LONGEST_SCRIPT_LINE for line in lines)
+        return any(len(line) > LONGEST_SCRIPT_LINE for line in script.read(4 * LONGEST_SCRIPT_LINE).splitlines())
 
 
-def _files_of(path: Path, foreign: list[Path]) -> list[Path]:
+def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
     """The files of a folder, or of all matches of a glob. foreign: as in `_walk`. Errors: DataError if there are none.
 
-    A folder that a glob matches is read like a named one, as if the shell had expanded the glob.
+    A folder that a glob matches is read like a named one, unless it is foreign.
     """
-    matches = [path] if os.path.isdir(path) else _matches_of(path)
+    matches = [path] if os.path.isdir(path) else _matches_of(path, foreign)
     if matches == [path] and not os.path.isdir(path):
         _require_file(path)
-    if not matches:
+    if not matches and not foreign:
         hint = ""
         if ":" in path.name:
             programs = "train_pretrain.py, train_sft.py and inspect_data.py"
@@ -308,26 +325,32 @@ def _files_of(path: Path, foreign: list[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _walk(top: str | Path, seen: set[str], foreign: list[Path]) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: str | Path, seen: set[str], foreign: set[Path]) -> Iterator[tuple[str, list[str]]]:
     """(folder, names of its files) of a folder and the visible ones below it. seen: real paths of folders already read.
-    foreign: gets the folders of packages and build output below it, which are left out.
+    foreign: gets the folders below it that are left out, see `_is_foreign`.
 
     It follows links, unlike rglob: a corpus is often a folder of links to other disks. A folder that is reached twice, by a
     link to itself or to a parent, is read once.
     """
     for place, folders, names in os.walk(top, onerror=_refuse_folder, followlinks=True):
         real = os.path.realpath(place)
+        # Nothing in a __pycache__ can be read.
+        below = {name for name in folders if not name.startswith((".", "__pycache__")) and real not in seen}
+        others = {name for name in below if _is_foreign(Path(place, name))}
+        foreign.update(Path(place, name) for name in others)
         # In place: os.walk descends into what is left in the list. Sorted: which of two links to a folder is followed must not
         # depend on the disk.
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
-        skipped = PACKAGES + (BUILDS if any(map(PROJECT.fullmatch, names + folders)) else ())
-        for name in [*folders]:
-            if name in skipped or os.path.exists(os.path.join(place, name, "pyvenv.cfg")):
-                folders.remove(name)
-                foreign.append(Path(place, name))
+        folders[:] = sorted(below - others)
         if real not in seen:
             seen.add(real)
             yield place, names
+
+
+def _is_foreign(folder: Path) -> bool:
+    """True for a folder of packages, a virtual environment, and build output of a project."""
+    if folder.name in BUILDS:
+        return any(map(PROJECT.fullmatch, os.listdir(folder.parent)))
+    return folder.name in PACKAGES or os.path.exists(folder / "pyvenv.cfg")
 
 
 def _without_old_shards(folder: str, names: list[str]) -> list[str]:
@@ -348,52 +371,60 @@ def _refuse_folder(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
-def _matches_of(pattern: Path) -> list[Path]:
-    """The matches of a glob. A file that `**` reaches in several ways, by links to parent folders, comes once."""
+def _matches_of(pattern: Path, foreign: set[Path]) -> list[Path]:
+    """The matches of a glob, some of them several times. foreign: gets the folders that its wildcards match and that are left
+    out, see `_is_foreign`; those whose names it spells are read."""
     # Brackets in the name of an existing folder are literal.
     fixed = Path(pattern.anchor)
     parts = list(pattern.relative_to(fixed).parts)
     while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
     at = parts.index("**") if "**" in parts else len(parts)
+
+    @functools.cache
+    def is_left_out(match: Path) -> bool:
+        if match == fixed:
+            return False
+        if match.name not in parts and _is_foreign(match):
+            foreign.add(match)
+            return True
+        return is_left_out(match.parent)
+
     # Sorted: of two links to a folder the first is followed, on every disk.
-    tops = sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))
+    tops = [Path(top) for top in sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))]
+    tops = [top for top in tops if not is_left_out(top)]
     if at == len(parts):
-        return [Path(top) for top in tops]
+        return tops
     # Not glob's own `**`, which goes around a loop of links forty times.
-    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set(), [])]
+    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set(), foreign)]
     # A last `**` matches folders and files.
     endings = [parts[at + 1 :]] if parts[at + 1 :] else [[], ["*"]]
-    unique: dict[str, Path] = {}
-    for folder, ending in itertools.product(folders, endings):
-        for match in _matches_of(Path(folder, *ending)):
-            unique.setdefault(os.path.realpath(match), match)
-    return list(unique.values())
+    matches = [_matches_of(Path(folder, *ending), foreign) for folder, ending in itertools.product(folders, endings)]
+    return list(itertools.chain.from_iterable(matches))
 
 
-def notice_of_held_out(files: Sequence[Path]) -> list[str]:
-    """A line if some files are called as a data set calls what it holds out, and others are not."""
-    files = [file for file in files if kind_of(file).suffix in (".txt", *CORPORA, *TABLES)]
-    try:
-        folder = Path(os.path.commonpath([os.path.abspath(file.parent) for file in files]))
-    except ValueError:
-        # No files, or on several drives
-        return []
-    names = [Path(os.path.abspath(file)).relative_to(folder).as_posix() for file in files]
-    held_out = [name for name in names if HELD_OUT.search(name) and not TRAINING.search(name)]
-    trained = [name for name in names if name not in held_out]
-    if not (held_out and trained):
-        return []
-    # Test files are for the end, if there are others.
-    held_out.sort(key=lambda name: "test" in name.lower())
-    patterns = []
-    for name, word in ((min(trained, key=lambda name: not TRAINING.search(name)), TRAINING), (held_out[0], HELD_OUT)):
-        found = word.search(name)
-        patterns.append(folder / (f"{name[: found.end()]}*" if found else name))
-    return [
-        f"warning: trained too: {', '.join(held_out[:4])}{', ...' if held_out[4:] else ''} in {folder}; if that is not meant: "
-        f"--data_path {patterns[0]} --val_path {patterns[1]}"
-    ]
+def notices_on_files(files: Sequence[Path]) -> list[str]:
+    """Lines on the files of a run: those that are read several times, and those called as a data set calls what it holds out."""
+    lines = []
+    # Resolved, so that a file and a link to it count as one.
+    for name, count in Counter(str(file.resolve()) for file in files).items():
+        if count > 1:
+            lines.append(
+                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are repeated that "
+                "often in an epoch"
+            )
+    # Tests of source code are no data of a test.
+    names = [os.path.abspath(file) for file in files if not kind_of(file).is_source]
+    # ValueError: there is none, or they are on several drives.
+    with contextlib.suppress(ValueError):
+        top = os.path.commonpath([os.path.dirname(name) for name in names])
+        held_out = [os.path.relpath(name, top) for name in names if HELD_OUT.search(name, len(top))]
+        if 0 < len(held_out) < len(names):
+            lines.append(
+                f"warning: trained too: {', '.join(held_out[:4])}{', ...' if held_out[4:] else ''} in {top}; if that is not "
+                "meant, name the other files in --data_path, and these in --val_path"
+            )
+    return lines
 
 
 def expand_user(path: str | Path) -> Path:

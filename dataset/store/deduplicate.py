@@ -15,16 +15,15 @@ from typing import Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file
+from common.files import atomic_file, user_cache
 from common.wording import announce, counted
 from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import find_files
 from dataset.reading.settings import NEAR
 from dataset.store.format import TokenStore, digest_of_json
-from dataset.store.token_store import StoreOptions, candidate_folders, first_writable, hash_of_text
+from dataset.store.token_store import StoreOptions, first_writable, hash_of_text
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when other documents would be left out.
@@ -36,14 +35,13 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 def copies_among(
     stores: Sequence[TokenStore],
-    groups: Sequence[list[str]],
     encoder: DocumentEncoder,
     method: str,
     **options: Unpack[StoreOptions],
 ) -> tuple[Mask, str, list[str]]:
     """(which documents are copies, a fingerprint of the others, a notice for each store).
 
-    groups: the paths of each store. method: EXACT or NEAR. options: as for `open_or_build`.
+    method: EXACT or NEAR. options: as for `open_or_build`.
     Errors: DataError if the files have changed; OSError.
     """
     exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
@@ -51,7 +49,7 @@ def copies_among(
     fingerprint = digest_of_json([VERSION, method, version, [store.fingerprint for store in stores]])
     is_copy = exact.is_exact
     if method == NEAR:
-        is_copy = _near_or_exact(stores, groups, encoder, exact, fingerprint, options)
+        is_copy = _near_or_exact(stores, encoder, exact, fingerprint, options)
     notices = []
     for store, (lo, hi) in zip(stores, pairwise(np.cumsum([0, *map(len, stores)])), strict=True):
         n_copies = int(is_copy[lo:hi].sum())
@@ -66,33 +64,26 @@ def copies_among(
 
 def _near_or_exact(
     stores: Sequence[TokenStore],
-    groups: Sequence[list[str]],
     encoder: DocumentEncoder,
     exact: Copies,
     fingerprint: str,
     options: StoreOptions,
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
-    selection = options.get("text_suffixes"), options.get("cache_dir")
-    files = [[file for path in paths for file in find_files(path, *selection)] for paths in groups]
-    places = candidate_folders(groups[0][0], files[0][0], options.get("cache_dir"))
+    place = folder_beside(stores[0])
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
-    for place in places:
-        # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
-        with contextlib.suppress(Exception):
-            found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
-            return found
+    # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
+    with contextlib.suppress(Exception):
+        found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
+        return found
     # Commands that start together all search, with the same result.
-    place = first_writable(places)
     begin = time.monotonic()
     shown = options.get("progress", True)
     if shown:
         announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
-    text_field = options.get("text_field", "text")
-    texts = chain.from_iterable(
-        (text for _, _, text in stored_texts(store, of_store, encoder, text_field, options.get("split_text")))
-        for store, of_store in zip(stores, files, strict=True)
-    )
+    how = options.get("text_field", "text"), options.get("split_text")
+    found_texts = chain.from_iterable(stored_texts(store, store.files, encoder, *how) for store in stores)
+    texts = (text for _, _, text in found_texts)
     is_copy = near_copies(enumerate(texts), exact, place).of != NO_EARLIER
     with atomic_file(place / name) as file:
         np.savez(file, is_copy=is_copy)
@@ -100,6 +91,11 @@ def _near_or_exact(
         near = int(is_copy.sum() - exact.is_exact.sum())
         announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy
+
+
+def folder_beside(store: TokenStore) -> Path:
+    """The folder of a store, or the user's if that is read-only by now."""
+    return first_writable([store.folder.parent, user_cache() / "token_store"])
 
 
 def check_library(method: str) -> None:

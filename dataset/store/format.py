@@ -55,16 +55,13 @@ class TokenStore:
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
-        # Lines for the user: what chats say of themselves (see `report_of`), and on the files that it is opened for
-        self.notes: list[str] = meta.get("notes", [])
-        self.notices: list[str] = []
+        # Lines for the user: what was done with fields of chats, skipped lines, and what the caller adds
+        self.notices = [f"{self.source_name}: {note}" for note in meta.get("notes", [])] + self.bad_lines.report()
+        # that it was opened for
+        self.files: list[Path] = []
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def report(self) -> list[str]:
-        """Lines on the data: what was done with fields of chats, skipped lines, and notices."""
-        return [*(f"{self.source_name}: {note}" for note in self.notes), *self.bad_lines.report(), *self.notices]
 
     def document(self, i: int) -> Ints:
         """The ids of document i."""
@@ -135,7 +132,7 @@ class ConcatStore:
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def __len__(self) -> int:
-        return int(self.bounds[-1])
+        return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Each store pickles without its arrays.

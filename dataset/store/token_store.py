@@ -52,7 +52,7 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, FOLLOWED, LEFT_OUT, Notes, add_notes, report_of
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
-from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
+from dataset.reading.file_kinds import choose_files, expand_user, is_address, kind_of
 from dataset.store.format import FILES, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
@@ -101,14 +101,17 @@ def open_or_build(
 
     The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `cache_dir`;
     for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
-    num_procs: default up to all cores. text_suffixes: as in `find_files`. split_text: as in
-    `read_documents`.
+    num_procs: default up to all cores. text_suffixes: as in `find_files`. split_text: as in `read_documents`.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
     that cannot be written; UserError for a file that cannot be read.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    files = [file for path in paths for file in find_files(path, text_suffixes, cache_dir)]
+    # Walked and fetched once
+    choices = [choose_files(path, text_suffixes, cache_dir) for path in paths]
+    files = [file for chosen, _ in choices for file in chosen]
+    # what ends a document of a text file
+    document_end = split_text or encoder.split_text
     places = candidate_folders(paths[0], files[0], cache_dir)
     with user_errors():
         stats = stats_of(files)
@@ -121,8 +124,8 @@ def open_or_build(
             kind = kind_of(file)
             data.append((kind.suffix + kind.compression, digests[stat]))
         # Before hours of tokenising
-        texts = plain_texts(files, text_field, split_text or encoder.split_text)
-        notices = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+        texts = plain_texts(files, text_field, document_end)
+        losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
     # Only if it changes what is read: other stores keep their names.
     split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
@@ -141,8 +144,8 @@ def open_or_build(
                 if store is None:
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
-                        encode = BlockEncoder(encoder, text_field, skip_bad_lines, split_text)
-                        _tokenise(writer, source, files, stats, encode, num_procs, progress)
+                        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+                        _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
                         # Where such a field is followed, runs of earlier versions are not resumed.
                         is_new = any(what in (LEFT_OUT, FOLLOWED) for what, _ in writer.notes)
                         fingerprint = chat_key if is_new else key
@@ -164,9 +167,10 @@ def open_or_build(
                 entries.append([path, size, modified, changed, inode, digest])
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
-    store.notices = notices_on_texts(files, split_text or encoder.split_text)
+    store.files = files
+    store.notices += [line for _, lines in choices for line in lines] + notices_on_texts(files, document_end)
     if encoder.should_keep_text:
-        store.notices += notices
+        store.notices += losses
     return store
 
 
@@ -206,6 +210,7 @@ def _tokenise(
     source: str,
     files: list[Path],
     stats: list[Stats],
+    split_text: str | None,
     encode: "BlockEncoder",
     num_procs: int | None,
     progress: bool,
@@ -221,7 +226,6 @@ def _tokenise(
     begin = last_line = time.monotonic()
     done = 0
     state = ""
-    split_text = encode.split_text or encode.encoder.split_text
     blocks = chain.from_iterable(split_into_blocks(file, encode.text_field, BLOCK_BYTES, split_text) for file in files)
     with closing(encode_blocks(blocks, encode, num_procs)) as results:
         for block in results:
@@ -294,7 +298,6 @@ class BlockEncoder:
     encoder: DocumentEncoder
     text_field: str
     skip_bad_lines: bool
-    split_text: str | None = None
 
     def __call__(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"

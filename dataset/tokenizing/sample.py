@@ -11,8 +11,8 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, conversation_text, report_of
 from dataset.reading.documents import is_chat_file, read_documents
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import find_files
-from dataset.reading.settings import TextSettings
+from dataset.reading.file_kinds import choose_files
+from dataset.reading.settings import PARAGRAPHS, TextSettings
 
 # Characters of a part of a long document: a small share of a book is some parts of it.
 PART = 1 << 17
@@ -24,23 +24,25 @@ def draw_sample(
     """Yields texts of about `sample_bytes` in UTF-8, in proportion to the weights, source after source (order does not
     matter to BPE); prints the size from each. One document is held at a time.
 
-    Errors: DataError for a path without text, and as `find_files` and `read_documents`.
+    Errors: DataError for a path without text, and as `choose_files` and `read_documents`.
     """
-    sources = [find_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
+    sources = [choose_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
     # First pass: text bytes of each source, which decide how often its texts are used. Compressed or escaped files
     # count by their text, too.
     totals = []
-    for path, files in zip(data_path, sources, strict=True):
+    for path, (files, left_out) in zip(data_path, sources, strict=True):
         bad_lines = BadLines() if options.skip_bad_lines else None
         notes: Notes = Counter()
         totals.append(sum(len(text.encode("utf-8")) for text in _texts(files, options, bad_lines, notes)))
         if not totals[-1]:
             raise DataError(f"{path}: no text in it")
         skipped = bad_lines.report() if bad_lines else []
-        for line in (*notices_on_texts(files, options.split_text), *report_of(notes), *skipped):
+        # Where a text ends does not matter here.
+        advice = notices_on_texts(files, options.split_text or PARAGRAPHS)
+        for line in (*left_out, *advice, *report_of(notes), *skipped):
             announce(line, to_stderr=True)
     sample_bytes = min(sample_bytes, sum(totals))
-    for path, files, weight, total in zip(data_path, sources, weights, totals, strict=True):
+    for path, (files, _), weight, total in zip(data_path, sources, weights, totals, strict=True):
         wanted = sample_bytes * weight / sum(weights)
         share = wanted / total
         announce(f"{path}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({share:.2f} times the source)")

@@ -176,7 +176,7 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     if n_documents < FEWEST_DOCUMENTS:
         fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
         # A few long documents: the last part of the longest
-        is_part = encoder.can_hold_out_part and document_to_split(corpus.stores, fraction) is not None
+        is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None
         return fraction if is_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS else 0.0
     fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
     # One digit is enough, and reads well in a command.

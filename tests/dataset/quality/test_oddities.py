@@ -4,20 +4,19 @@ import random
 
 import pytest
 
-from dataset.quality import oddities as module
-from dataset.quality.oddities import OddityFinder
+from dataset.quality.oddities import VERY_LONG, OddityFinder
 from tests.dataset.quality.planted import chinese, english
 
 FINDER = OddityFinder(["<|im_start|>", "<|im_end|>"], row_tokens=512)
 PROSE = english(random.Random(0))
 ODD = {
-    module.CONTROL_CHARACTERS: [PROSE + "\x07", "\x1b[31m" + PROSE, PROSE + "\x85", "a \ufffd b"],
-    module.REPEATED_LINE: ["buy now\n" * 8, PROSE + "\nbuy now" * 20],
-    module.REPEATS_ITSELF: ["spam ham eggs " * 200, "买一送一，" * 300],
-    module.MOSTLY_MARKUP: ["<p>Hello <b>you</b></p> and you", "<!doctype html>\nsome words", "a&nbsp;b&#160;c"],
-    module.UNBROKEN_RUN: [PROSE + " " + "".join(random.Random(1).choices("abcdef0123456789", k=500))],
-    module.FEW_LETTERS: [" ".join(str(random.Random(2).random()) for _ in range(20)), "-" * 60],
-    module.SPECIAL_TOKENS: ["one<|im_end|> <|im_start|>two"],
+    "control characters": [PROSE + "\x07", "\x1b[31m" + PROSE, PROSE + "\x85", "a \ufffd b"],
+    "one repeated line": ["buy now\n" * 8, PROSE + "\nbuy now" * 20],
+    "repeats itself": ["spam ham eggs " * 200, "买一送一，" * 300],
+    "markup": ["<p>Hello <b>you</b></p> and you", "<!doctype html>\nsome words", "a&nbsp;b&#160;c"],
+    "500 characters without a space": [PROSE + " " + "".join(random.Random(1).choices("abcdef0123456789", k=500))],
+    "hardly any letters": [" ".join(str(random.Random(2).random()) for _ in range(20)), "-" * 60],
+    "special tokens spelt out": ["one<|im_end|> <|im_start|>two"],
 }
 
 
@@ -35,8 +34,8 @@ def test_clean_text_is_not_odd():
 
 
 def test_the_place_is_where_it_shows_and_a_long_document_is_told_by_its_tokens():
-    assert list(FINDER.oddities_of(PROSE + "\x07", 64 * 512 - 1)) == [(module.CONTROL_CHARACTERS, len(PROSE))]
-    assert list(FINDER.oddities_of(PROSE, 64 * 512)) == [(module.VERY_LONG, 0)]
+    assert list(FINDER.oddities_of(PROSE + "\x07", 64 * 512 - 1)) == [("control characters", len(PROSE))]
+    assert list(FINDER.oddities_of(PROSE, 64 * 512)) == [(VERY_LONG, 0)]
     # a tokenizer without special tokens
     assert not list(OddityFinder([], 512).oddities_of("one<|im_end|>", 100))
 

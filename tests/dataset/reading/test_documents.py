@@ -119,7 +119,7 @@ def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 999)
     for value in ("lines", "<|end|>"):
         assert list(read_documents(tmp_path / "a.txt", split_text=value))[-1] == (1001, "x" * 999)
-    with pytest.raises(DataError, match="a.txt:1: the text file is longer than"):
+    with pytest.raises(DataError, match="a.txt:1: the text file, read whole without --split_text, is longer than"):
         list(read_documents(tmp_path / "a.txt"))
     monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
     (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 2000)

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from common.errors import DataError
-from dataset.corpus import notices_of_paths
-from dataset.reading.file_kinds import find_files
+from dataset.reading.file_kinds import choose_files, find_files, notices_on_files
 
 
 def write(folder, *files):
@@ -30,6 +29,7 @@ def names(folder, files, **options):
         (["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"], 1),
         (["a.tsv.gz", "b.tsv.gz", "README.md", "LICENSE.txt"], 2),
         (["a.json", "b.json", "README.md", "LICENSE.txt"], 2),
+        (["src/a.txt", "target/a.txt", "Makefile.am"], 2),
         (["a.ndjson", "b.NDJSON", "notes.md", "x.csv"], 2),
     ],
 )
@@ -52,8 +52,8 @@ def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):
     names(tmp_path / "tables", ["train.csv", "dev.csv", "download.sh", "README.md"])
     names(tmp_path / "corpus", ["a.jsonl", "README.md", "LICENSE"])
     names(tmp_path / "named", ["b.csv", "c.sh"])
-    paths = [str(tmp_path / "tables"), str(tmp_path / "corpus"), str(tmp_path / "named" / "b.csv")]
-    (line,) = notices_of_paths(paths)
+    assert [choose_files(str(tmp_path / path))[1] for path in ("corpus", "named/b.csv")] == [[], []]
+    _, (line,) = choose_files(str(tmp_path / "tables"))
     assert "2 files read (.md, .sh), 2 of other kinds (such as dev.csv)" in line
     assert line.endswith("left out; name files by their own paths to read others")
     assert names(tmp_path / "zh", ["a.csv", "README.md", "README_zh.md"]) == ["a.csv"]
@@ -146,38 +146,42 @@ def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monke
 def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_path):
     own = ["package.json", "src/app.js", "lib/build/own.py"]
     others = ["node_modules/x/index.js", "env/pyvenv.cfg", "env/lib/a.py", "build/main.js", "api/site-packages/b.py"]
-    write(tmp_path, *own, *others, "jquery.min.js")
+    write(tmp_path, *own, *others)
     (tmp_path / "bundle.js").write_text("/* license */\n" + "var a=1;" * 1000)
-    assert find_files(str(tmp_path)) == [tmp_path / "lib/build/own.py", tmp_path / "src/app.js"]
-    found = [
-        line for line in notices_of_paths([str(tmp_path)]) if "packages, build output and minified files left" in line
-    ]
     shown = [str(tmp_path / name) for name in ("api/site-packages", "build", "bundle.js", "env")]
-    assert len(found) == 1 and f"left out: {', '.join(shown)} and 2 more; to read one" in found[0]
-    for name in ("node_modules", "build/main.js", "bundle.js"):
-        assert len(find_files(str(tmp_path / name))) == 1
+    for pattern in ("", "*", "**", "**/*"):
+        files, (line, *_) = choose_files(str(tmp_path / pattern))
+        assert files == [tmp_path / "lib/build/own.py", tmp_path / "src/app.js"]
+        assert f"left out: {', '.join(shown)} and 1 more; to read one, name its own path" in line
+    assert find_files(str(tmp_path / "*/*/*.py")) == find_files(str(tmp_path / "**/*.py")) == files[:1]
+    for name in ("api", "a*/*/b.py"):
+        with pytest.raises(
+            DataError, match="nothing to read there; .*site-packages is left out unless you name its own"
+        ):
+            find_files(str(tmp_path / name))
+    for name in ("node_modules", "build/main.js", "bundle.js", "*/site-packages/*", "**/node_modules/**"):
+        files, lines = choose_files(str(tmp_path / name))
+        assert len(files) == 1
+        top = tmp_path / files[0].relative_to(tmp_path).parts[0]
+        assert str(top) not in "".join(lines).partition("left out: ")[2]
 
 
 @pytest.mark.parametrize(
-    ("files", "line"),
+    ("files", "held_out"),
     [
-        (
-            ["train-0.jsonl", "test.jsonl", "valid.jsonl"],
-            "valid.jsonl, test.jsonl in {0}; if that is not meant: --data_path {0}/train* --val_path {0}/valid*",
-        ),
-        (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet in {0}/data"),
-        (
-            ["train/a.txt", "dev/a.txt"],
-            "dev/a.txt in {0}; if that is not meant: --data_path {0}/train* --val_path {0}/dev*",
-        ),
-        (["books.txt", "TinyStories-valid.txt"], " --data_path {0}/books.txt --val_path {0}/TinyStories-valid*"),
+        (["train-0.jsonl", "test.jsonl", "valid.jsonl"], "test.jsonl, valid.jsonl"),
+        (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet"),
+        (["train/a.txt", "dev/a.txt"], "dev/a.txt"),
+        (["books.txt", "wiki.valid.tokens"], "wiki.valid.tokens"),
         (["latest.jsonl", "contest.jsonl", "devices.jsonl"], None),
         (["src/a.py", "src/test_a.py"], None),
+        (["test/a.jsonl", "test/b/valid/c.jsonl"], "b/valid/c.jsonl"),
         (["valid.jsonl"], None),
     ],
 )
-def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, line):
-    write(tmp_path, *files)
-    found = [one for one in notices_of_paths([str(tmp_path)]) if "trained too" in one]
-    assert len(found) == bool(line)
-    assert not line or line.format(tmp_path) in found[0]
+def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, held_out):
+    found = notices_on_files([tmp_path / file for file in files])
+    assert len(found) == bool(held_out)
+    top = os.path.commonpath([tmp_path / file for file in files])
+    advice = "if that is not meant, name the other files in --data_path, and these in --val_path"
+    assert not held_out or found[0] == f"warning: trained too: {held_out} in {top}; {advice}"
