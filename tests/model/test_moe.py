@@ -54,6 +54,20 @@ def test_grouped_and_blocked_products_equal_the_loop(fields):
         torch.testing.assert_close(run(net, x, way), looped, atol=5e-5, rtol=1e-5)
 
 
+def test_rows_that_nothing_writes_are_not_read():
+    """With deterministic algorithms torch fills new memory with NaN; a grouped product leaves the rows behind its last offset."""
+    net, x = layer(num_experts=6, num_experts_per_tok=1), torch.randn(1, 3, 32)
+    usual = {way: run(net, x, way) for way in WAYS}
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+        for way, (out, grads) in usual.items():
+            found, found_grads = run(net, x, way)
+            assert torch.equal(found, out) and all(torch.equal(found_grads[name], grads[name]) for name in grads)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
 def test_an_adapter_counts_in_all_products(fields):
     """As MiniMind's LoRA, which replaces `forward`. References: merged weights; few tokens, which take the loop."""
