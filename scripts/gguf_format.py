@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import untrained_bpe
 from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
-from model.hf_export import to_hf
-from model.hf_format import YARN_BETAS, StateDict, hf_config
+from model.hf_format import YARN_BETAS, StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
 
 # {(generation, has experts): architecture of llama.cpp}. In transformers a minimind2 with experts is a Qwen2-MoE. Not
