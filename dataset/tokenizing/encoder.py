@@ -136,10 +136,8 @@ class DocumentEncoder:
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
         self._cuts_long_texts = can_be_cut(spec, parse_special_tokens)
-        vocabulary = tokenizer.get_vocab()
-        specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
         # largest id + 1
-        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
+        self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         # SHA-256 of everything that determines the ids of a text. Token stores and checkpoints record it: a change of the
         # contents or their order here would invalidate all existing ones.
         added = []
