@@ -84,9 +84,10 @@ def train(settings: GlueSettings, run_context: RunContext) -> int:
     ranks = run_context.ranks
     say = Reporter(ranks.is_main).say
     tasks = set_up(settings, run_context, say)
+    n_seeds = settings.num_seeds if settings.do_train else 1
     for data in tasks:
         runs: dict[int, dict[str, Any]] = {}
-        for seed in seeds(settings):
+        for seed in range(settings.seed, settings.seed + n_seeds):
             exit_code, runs[seed] = run_seed(settings, run_context, data, seed, say)
             if exit_code:
                 return exit_code
@@ -95,11 +96,6 @@ def train(settings: GlueSettings, run_context: RunContext) -> int:
         on_main(ranks, partial(write_json, path, results))
     on_main(ranks, lambda: show_table(Path(settings.out_dir), say))
     return 0
-
-
-def seeds(settings: GlueSettings) -> range:
-    """The seeds of the runs of each task."""
-    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
 
 
 # --------------------------------------------------------------------------------------------- before the runs
