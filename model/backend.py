@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_attend, flex_mask, working_tile
+from model.fast.flex_attention import flex_attend, flex_fault, flex_mask
 from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
 
@@ -119,17 +119,13 @@ class CompiledCPUBackend(CompiledBackend):
 
 
 class CompiledFlexBackend(CompiledBackend):
-    """FlexAttention, without dropout. tile: see `flex_attend`."""
-
-    def __init__(self, shape: tuple[int, int], tile: int | None, notice: str = "") -> None:
-        super().__init__(shape, on_gpu=True, notice=notice)
-        self.tile = tile
+    """FlexAttention, without dropout."""
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return flex_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
-        return flex_attend(q, k, v, mask, self.tile)
+        return flex_attend(q, k, v, mask)
 
 
 def compiled_backend(
@@ -142,22 +138,14 @@ def compiled_backend(
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(shape)
     on_gpu = device.type == "cuda"
-    if config.dropout:
-        notice = "attention: PyTorch's own with a mask, which is slower: the faster ones have no dropout"
-        return CompiledBackend(shape, on_gpu, notice)
-    if not on_gpu:
+    if not on_gpu and not config.dropout:
         return CompiledBackend(shape)
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        notice = (
-            "attention: PyTorch's own with a mask, which is slower: FlexAttention needs an RTX 30, an A100 or newer"
-        )
-        return CompiledBackend(shape, on_gpu, notice)
-    try:
-        tile, reason = working_tile(config, device, dtype, T=shape[1])
-    except RuntimeError as error:
-        notice = f"attention: PyTorch's own with a mask, which is slower; FlexAttention does not work here ({error})"
-        return CompiledBackend(shape, on_gpu, notice)
-    notice = "attention: FlexAttention, which skips the blocks of other documents"
-    if tile is not None:
-        notice = f"attention: FlexAttention in tiles of {tile} positions; its default ones do not work here ({reason})"
-    return CompiledFlexBackend(shape, tile, notice)
+    if config.dropout:
+        reason = ": the faster ones have no dropout"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        reason = ": FlexAttention needs an RTX 30, an A100 or newer"
+    elif fault := flex_fault(config, device, dtype, T=shape[1]):
+        reason = f"; FlexAttention does not work here ({fault})"
+    else:
+        return CompiledFlexBackend(shape, on_gpu, "attention: FlexAttention, which skips the blocks of other documents")
+    return CompiledBackend(shape, on_gpu, f"attention: PyTorch's own with a mask, which is slower{reason}")

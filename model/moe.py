@@ -28,8 +28,9 @@ class MoEFeedForward(nn.Module):
         super().__init__()
         self.config = config
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
-        self.experts = nn.ModuleList(_expert(config) for _ in range(config.num_experts))
-        self.shared_experts = nn.ModuleList(_expert(config) for _ in range(config.n_shared_experts))
+        sizes = (config.hidden_size, config.moe_intermediate_size, config.dropout)
+        self.experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.num_experts))
+        self.shared_experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.n_shared_experts))
         # times that the router chose each expert, see `MiniMindForCausalLM.expert_slots`.
         self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)
 
@@ -76,10 +77,6 @@ class MoEFeedForward(nn.Module):
                 # the LM loss. The value stays 1 (its checkpoints need that); the gradient is that of log(score).
                 weights = weights / weights.detach()
         return scores, weights, chosen
-
-
-def _expert(config: MiniMindConfig) -> FeedForward:
-    return FeedForward(config.hidden_size, config.moe_intermediate_size, config.dropout)
 
 
 class _FullPrecisionLinear(torch.autograd.Function):

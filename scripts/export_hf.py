@@ -29,8 +29,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.saving import save_tokenizer
 from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_size, has_tokenizer, vocabulary_digest
-from model.hf_export import to_hf
-from model.hf_format import StateDict, hf_config
+from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
@@ -103,6 +102,10 @@ def export(
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
     record = read_record(Path(weight))
+    ends = end_ids(model, tokenizer.eos_token_id)
+    if config.pad_token_id in (tokenizer.bos_token_id, *ends) or record.get(SPECIAL_TOKENS_FIELD):
+        # Texts have this token, and transformers would give its embedding no gradient. The tokenizer keeps its padding.
+        config.pad_token_id = None
     # Our own fields, read by evaluate.py, generate.py and `convert_to_pth`
     for field in {SPECIAL_TOKENS_FIELD, ROW_LENGTH_FIELD} & record.keys():
         setattr(config, field, record[field])
@@ -123,7 +126,6 @@ def export(
             tokenizer.backend_tokenizer.post_processor = template
         save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad")}
-        ends = end_ids(model, tokenizer.eos_token_id)
         ids["eos_token_id"] = ends if len(ends) > 1 else tokenizer.eos_token_id
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 

@@ -12,16 +12,12 @@ from itertools import count, islice
 import gguf
 import torch
 from gguf import MODEL_ARCH, TokenType
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
-from dataset.tokenizing.byte_level_bpe import untrained_bpe
+from dataset.tokenizing.byte_level_bpe import piece_rule
 from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
-from model.hf_export import to_hf
-from model.hf_format import YARN_BETAS, StateDict, hf_config
+from model.hf_format import YARN_BETAS, StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
 
 # {(generation, has experts): architecture of llama.cpp}. In transformers a minimind2 with experts is a Qwen2-MoE. Not
@@ -176,25 +172,3 @@ def write_tokenizer(
         if tokenizer.eos_token_id is not None:
             writer.add_eot_token_id(tokenizer.eos_token_id)
     return rule
-
-
-def piece_rule(content: dict) -> str | None:
-    """llama.cpp's name for a tokenizer's pre-tokenizer; None: it has no exact equivalent.
-
-    content: its tokenizer.json, as the tokenizers library writes it.
-    """
-    of_minimind = Tokenizer(BPE())
-    of_minimind.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    known = {"llama-bpe": untrained_bpe("llama-bpe"), "qwen2": untrained_bpe("qwen2"), "gpt-2": of_minimind}
-    takes_white_space = any(
-        token[flag] for token in content["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")
-    )
-    for name, tokenizer in known.items():
-        theirs = json.loads(tokenizer.to_str())
-        # Compare the rules, without the learned vocabulary and merges
-        learned = {field: content["model"].get(field) for field in ("vocab", "merges")}
-        is_same = {**theirs["model"], **learned} == content["model"]
-        is_same &= all(theirs[part] == content[part] for part in ("normalizer", "pre_tokenizer"))
-        if is_same and not takes_white_space:
-            return name
-    return None

@@ -13,7 +13,6 @@ all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
 """
 
 import contextlib
-import functools
 import gc
 import hashlib
 import json
@@ -21,7 +20,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import DataError, UserError, optional_package, user_errors
 from common.files import atomic_file, file_digest, read_object, remove
-from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, examples_of
+from dataset.glue.glue_dataset import GlueAssembler, cached_features, examples_of
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -85,9 +84,10 @@ def train(settings: GlueSettings, run_context: RunContext) -> int:
     ranks = run_context.ranks
     say = Reporter(ranks.is_main).say
     tasks = set_up(settings, run_context, say)
+    n_seeds = settings.num_seeds if settings.do_train else 1
     for data in tasks:
         runs: dict[int, dict[str, Any]] = {}
-        for seed in seeds(settings):
+        for seed in range(settings.seed, settings.seed + n_seeds):
             exit_code, runs[seed] = run_seed(settings, run_context, data, seed, say)
             if exit_code:
                 return exit_code
@@ -96,11 +96,6 @@ def train(settings: GlueSettings, run_context: RunContext) -> int:
         on_main(ranks, partial(write_json, path, results))
     on_main(ranks, lambda: show_table(Path(settings.out_dir), say))
     return 0
-
-
-def seeds(settings: GlueSettings) -> range:
-    """The seeds of the runs of each task."""
-    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
 
 
 # --------------------------------------------------------------------------------------------- before the runs
@@ -218,22 +213,19 @@ def find_model(model_path: str) -> Path:
 
 def check_earlier(settings: GlueSettings, out: Path, places: Mapping[str, Any], model: Path) -> None:
     """Errors: UserError if results of an earlier command are neither resumed nor replaced, and if the initial model is
-    in a folder that is replaced."""
+    among the results of its task."""
     for name in places:
-        replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
-        if not settings.from_resume:
-            replaced += out.glob(f"{name}/seed_*")
-            if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
-                raise UserError(
-                    f"--out_dir: {out / name} already holds results: name another folder, replace them with "
-                    "--overwrite_output_dir 1, or continue them with --from_resume 1"
-                )
-        for path in replaced:
-            if model.resolve().is_relative_to(path.resolve()):
-                raise UserError(
-                    f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
-                    "elsewhere, or name another --out_dir"
-                )
+        may_be_there = settings.from_resume or settings.overwrite_output_dir
+        if any(out.glob(f"{name}/seed_*/*")) and not may_be_there:
+            raise UserError(
+                f"--out_dir: {out / name} already holds results: name another folder, replace them with "
+                "--overwrite_output_dir 1, or continue them with --from_resume 1"
+            )
+        if model.resolve().is_relative_to((out / name).resolve()):
+            raise UserError(
+                f"--model_path {settings.model_path} lies in {out / name}, which this command replaces: copy the model "
+                "elsewhere, or name another --out_dir"
+            )
 
 
 def read_tasks(
@@ -260,12 +252,9 @@ def read_tasks(
     of_model = on_main(ranks, lambda: hashlib.sha256("".join(map(file_digest, paths)).encode()).hexdigest()[:16])
 
     def read(task: Task, path: Path, keys: list[str], labelled: bool = True) -> GlueAssembler:
-        @functools.cache
-        def features() -> tuple[Features, str]:
-            overwrite = settings.overwrite_cache and ranks.local_rank == 0
-            options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, say)
-            return cached_features(path, task, tokenizer, fingerprint, *options)
-
+        overwrite = settings.overwrite_cache and ranks.local_rank == 0
+        options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, say)
+        features = cache(partial(cached_features, path, task, tokenizer, fingerprint, *options))
         # Only rank 0 reports a faulty file. Other machines may have other caches.
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)

@@ -7,7 +7,6 @@ on ranks, workers or a resume.
 Shapes. N: examples of a file, R: rows (examples) of a batch, T: positions of a row.
 """
 
-import codecs
 import contextlib
 import hashlib
 import json
@@ -59,62 +58,58 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
         raise DataError(f"{path}: expected a .tsv with a header or a .jsonl: convert the file")
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
-    with path.open("rb") as file:
-        reader = LineReader(file, LONGEST_LINE)
-        while (read := reader.read_line()) != b"":
-            if read is None:
-                raise DataError(f"{path}:{reader.number}: a line of more than {LONGEST_LINE >> 20} MB; cut it")
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    # Blank lines at the end are no rows, unless a row is one text, which may be empty.
-    content = content.rstrip(b"\r\n") if b"\t" in content else content.removesuffix(b"\n")
-    # Not splitlines(): a sentence may hold a U+2028.
-    lines = content.split(b"\n")
     n_examples = 0
     n_short = 0
-    for number, raw in enumerate(lines, 1):
-        place = f"{path}:{number}"
-        try:
-            line = raw.decode().removesuffix("\r")
-            if is_json:
-                if not line.strip():
+    with path.open("rb") as file:
+        reader = LineReader(file, LONGEST_LINE)
+        for raw in iter(reader.read_line, b""):
+            place = f"{path}:{reader.number}"
+            try:
+                if raw is None:
+                    raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MB")
+                # Of the first line without the mark that Windows writes.
+                line = raw.decode("utf-8-sig" if reader.number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+                # A row of one text may be empty.
+                if not line.strip() if is_json else not line and len(header) > 1:
                     continue
-                record = json.loads(line)
-            else:
-                columns = line.split("\t")
-                if not header:
-                    header = columns
-                    if twice := [name for name in (*task.text, task.label) if header.count(name) > 1]:
-                        raise ValueError(f"two columns {twice[0]!r}")
-                    continue
-                if task.skip_short_lines and labelled and len(columns) < len(header):
-                    n_short += 1
-                    continue
-                if len(columns) != len(header):
-                    raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are expected")
-                record = dict(zip(header, columns, strict=True))
-            sentences = tuple(record[name] for name in task.text)
-            # In a .jsonl file it may be a number or a boolean.
-            label = record[task.label] if labelled else ""
-            if isinstance(label, (int, float)) and not math.isnan(label):
-                label = json.dumps(label)
-            if labelled and not (isinstance(label, str) and label):
-                raise ValueError(f"label {label!r} is no text, number or boolean")
-            # Raises for a value that is no text, and for a lone surrogate.
-            "".join((*sentences, label)).encode()
-            # A line of a file of predictions has the label.
-            if "\t" in label or "\n" in label:
-                raise ValueError(f"the label {label[:60]!r} has a tab or a line end")
-            if max(map(len, sentences)) > LONGEST_SENTENCE:
-                raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
-        except KeyError as error:
-            raise DataError(
-                f"{place}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
-            ) from None
-        except (ValueError, TypeError, RecursionError) as error:
-            wanted = f"expected an object with the texts {', '.join(task.text)}, " if is_json else ""
-            raise DataError(f"{place}: {wanted}{str(error)[:100]}; fix the line") from None
-        n_examples += 1
-        yield Example(sentences, label, place)
+                if is_json:
+                    record = json.loads(line)
+                else:
+                    columns = line.split("\t")
+                    if not header:
+                        header = columns
+                        if twice := [name for name in (*task.text, task.label) if header.count(name) > 1]:
+                            raise ValueError(f"two columns {twice[0]!r}")
+                        continue
+                    if task.skip_short_lines and labelled and len(columns) < len(header):
+                        n_short += 1
+                        continue
+                    if len(columns) != len(header):
+                        raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are expected")
+                    record = dict(zip(header, columns, strict=True))
+                sentences = tuple(record[name] for name in task.text)
+                # In a .jsonl file it may be a number or a boolean.
+                label = record[task.label] if labelled else ""
+                if isinstance(label, (int, float)) and not math.isnan(label):
+                    label = json.dumps(label)
+                if labelled and not (isinstance(label, str) and label):
+                    raise ValueError(f"label {label!r} is no text, number or boolean")
+                # Raises for a value that is no text, and for a lone surrogate.
+                "".join((*sentences, label)).encode()
+                # A line of a file of predictions has the label.
+                if "\t" in label or "\n" in label:
+                    raise ValueError(f"the label {label[:60]!r} has a tab or a line end")
+                if max(map(len, sentences)) > LONGEST_SENTENCE:
+                    raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
+            except KeyError as error:
+                raise DataError(
+                    f"{place}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
+                ) from None
+            except (ValueError, TypeError, RecursionError) as error:
+                wanted = f"expected an object with the texts {', '.join(task.text)}, " if is_json else ""
+                raise DataError(f"{place}: {wanted}{str(error)[:100]}; fix the line") from None
+            n_examples += 1
+            yield Example(sentences, label, place)
     if not n_examples:
         raise DataError(f"{path}: no example in there")
     if n_short:

@@ -1,15 +1,15 @@
-"""Our tokenizer: a byte-level BPE with the special tokens and the chat template of MiniMind."""
+"""Our tokenizer: a byte-level BPE with the special tokens and the chat template of MiniMind; the rules by which BPEs cut text."""
 
 import json
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from common.files import atomic_file
-from dataset.tokenizing.encoder import LLAMA_BPE, QWEN2
 from dataset.tokenizing.tokenizer_files import bos_template, portable_template
 
 # Ids are indices into SPECIAL_TOKENS; the first three are those of the public tokenizers.
@@ -24,11 +24,51 @@ CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
+# Pre-tokenizer patterns that cut text into pieces, named as in llama.cpp. The first matching alternative wins. llama.cpp
+# and Ollama do not read the pattern from a model file, but know some tokenizers by name and have their patterns built in.
+# So a model can be exported to them only with one of those.
+
+# Llama 3's, verbatim, since other programs recognise it by its text (Ollama by its SHA-256).
+LLAMA_BPE = (
+    # The English contractions: 's, 't, 're, ...
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    # Three digits at most, so that long numbers take no entries.
+    r"|\p{N}{1,3}"
+    # Punctuation with the line breaks after it.
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    # Line breaks with the white space before them.
+    r"|\s*[\r\n]+"
+    # Other white space; the last character is left to the word that follows.
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+# Qwen 2's and Qwen 3's: Llama 3's, but with each digit a piece.
+QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# ByteLevel's default (`use_regex`): the pattern of GPT-2 and of the public MiniMind tokenizers.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# DeepSeek's first two split numbers and Chinese alone.
+WORD_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, DEEPSEEK[-1]}
+KNOWN_PATTERNS = {*WORD_PATTERNS, *DEEPSEEK}
+
 # Choices of train_tokenizer.py --pieces
 PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
-# 1. The text is cut into pieces, by one of the rules in encoder.py. Merges never cross a border between pieces.
+# 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between pieces.
 # 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table maps each of the 256 bytes
 #    to a visible character (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
 # 3. Training counts the adjacent pairs of entries in the pieces of the sample, merges the most frequent pair into a new
@@ -104,6 +144,28 @@ def untrained_bpe(pieces: str) -> Tokenizer:
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     return tokenizer
+
+
+def piece_rule(content: dict[str, Any]) -> str | None:
+    """llama.cpp's name for a tokenizer's pre-tokenizer; None: it has no exact equivalent.
+
+    content: its tokenizer.json, as the tokenizers library writes it.
+    """
+    of_minimind = Tokenizer(models.BPE())
+    of_minimind.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    known = {"llama-bpe": untrained_bpe("llama-bpe"), "qwen2": untrained_bpe("qwen2"), "gpt-2": of_minimind}
+    takes_white_space = any(
+        token[flag] for token in content["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")
+    )
+    for name, tokenizer in known.items():
+        theirs = json.loads(tokenizer.to_str())
+        # Compare the rules, without the learned vocabulary and merges
+        learned = {field: content["model"].get(field) for field in ("vocab", "merges")}
+        is_same = {**theirs["model"], **learned} == content["model"]
+        is_same &= all(theirs[part] == content[part] for part in ("normalizer", "pre_tokenizer"))
+        if is_same and not takes_white_space:
+            return name
+    return None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") -> Tokenizer:

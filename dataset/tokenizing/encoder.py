@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from common.errors import UserError, library_errors
+from dataset.tokenizing.byte_level_bpe import KNOWN_PATTERNS, LLAMA_BPE, WORD_PATTERNS, piece_rule
 from dataset.tokenizing.tokenizer_files import (
     check_files,
     check_readable,
@@ -33,46 +34,6 @@ PART_CHARACTERS = 1 << 18
 LONGEST_WHOLE = 1 << 21
 # Characters that a part may end before
 MARKS = "\n ,.，。"
-
-# Pre-tokenizer patterns that cut text into pieces, named as in llama.cpp. The first matching alternative wins. llama.cpp
-# and Ollama do not read the pattern from a model file, but know some tokenizers by name and have their patterns built in.
-# So a model can be exported to them only with one of those.
-
-# Llama 3's, verbatim, since other programs recognise it by its text (Ollama by its SHA-256).
-LLAMA_BPE = (
-    # The English contractions: 's, 't, 're, ...
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-    # Three digits at most, so that long numbers take no entries.
-    r"|\p{N}{1,3}"
-    # Punctuation with the line breaks after it.
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    # Line breaks with the white space before them.
-    r"|\s*[\r\n]+"
-    # Other white space; the last character is left to the word that follows.
-    r"|\s+(?!\S)"
-    r"|\s+"
-)
-# Qwen 2's and Qwen 3's: Llama 3's, but with each digit a piece.
-QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
-# ByteLevel's default (`use_regex`): the pattern of GPT-2 and of the public MiniMind tokenizers.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
-GPT4O = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-DEEPSEEK = (
-    r"\p{N}{1,3}",
-    "[一-龥\u3040-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-# DeepSeek's first two split numbers and Chinese alone.
-WORD_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, DEEPSEEK[-1]}
-KNOWN_PATTERNS = {*WORD_PATTERNS, *DEEPSEEK}
 
 
 class TooLongToEncode(ValueError):
@@ -136,10 +97,8 @@ class DocumentEncoder:
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
         self._cuts_long_texts = can_be_cut(spec, parse_special_tokens)
-        vocabulary = tokenizer.get_vocab()
-        specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
         # largest id + 1
-        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
+        self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         # SHA-256 of everything that determines the ids of a text. Token stores and checkpoints record it: a change of the
         # contents or their order here would invalidate all existing ones.
         added = []
@@ -248,15 +207,8 @@ def fast_bpe(content: str) -> "Encoding | None":
         return None
     spec = json.loads(content)
     model = spec["model"]
-    split = {"type": "Split", "pattern": {"Regex": LLAMA_BPE}, "behavior": "Isolated", "invert": False}
-    steps = (spec["pre_tokenizer"] or {}).get("pretokenizers", [{}])
-    to_bytes = steps[-1].get("type") == "ByteLevel" and not steps[-1]["add_prefix_space"] and not steps[-1]["use_regex"]
-    if spec["normalizer"] is not None or model["type"] != "BPE" or steps[:-1] != [split] or not to_bytes:
-        return None
-    if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")):
-        return None
     # Other added tokens are split off before a text is cut into pieces.
-    if not all(token["special"] for token in spec["added_tokens"]):
+    if piece_rule(spec) != "llama-bpe" or not all(token["special"] for token in spec["added_tokens"]):
         return None
     # {character of ByteLevel's alphabet: its byte}: itself if it is visible, else from U+0100 on
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -5,7 +5,7 @@ PyTorch's module is imported lazily: it loads the compiler, which takes a second
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +14,11 @@ from common.wording import compiler_error_line
 from model.config import MiniMindConfig
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 # positions per block, FlexAttention's default
 BLOCK = 128
-
-# Tile sizes of its kernels, in positions, in the order in which they are tried; None: torch's own choice for the card.
-# The latter can need more shared memory than there is: with heads of 96, which are padded to 128, three stages of tiles
-# of 64 positions are 112 KB, and an RTX 3090 or 4090 has 99. Newer versions of torch then fall back to one stage.
-TILES = (None, 64, 32)
 
 
 def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
@@ -85,47 +80,29 @@ def visible_blocks(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (sees_some & ~full) | on_diagonal, full
 
 
-def flex_attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockMask", tile: int | None = None
-) -> torch.Tensor:
-    """q [B, N, T, D], k and v [B, G, T, D] -> [B, N, T, D]. Call it from compiled code: it is slow in eager mode.
-
-    tile: one of TILES.
-    """
+def flex_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockMask") -> torch.Tensor:
+    """q [B, N, T, D], k and v [B, G, T, D] -> [B, N, T, D]. Call it from compiled code: it is slow in eager mode."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    if tile is None:
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
-    # queries (M) and keys (N) of a tile, in the forward pass and in the two halves of the backward pass
-    options = {"fwd_BLOCK_M": tile, "fwd_BLOCK_N": tile, "num_stages": 1}
-    for half in ("1", "2"):
-        options[f"bwd_BLOCK_M{half}"] = tile
-        options[f"bwd_BLOCK_N{half}"] = tile
-    # torch's type lacks the names with a prefix, which its documentation allows.
-    kernel_options = cast("FlexKernelOptions", options)
-    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=kernel_options)
+    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def working_tile(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> tuple[int | None, str]:
-    """Returns (the first of TILES that works here, why torch's own choice does not or "").
+def flex_fault(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> str:
+    """Returns in a line why `flex_attend` does not work here; "": it does.
 
-    Tried on one row of T positions with the model's heads, in the precision of the run. Errors: RuntimeError, one line, if
-    none works.
+    Tried on one row of T positions with the model's heads, in the precision of the run. With little shared memory (99 KB on an
+    RTX 3090) torch itself takes kernels that need less.
     """
     kv_heads = config.num_key_value_heads
-    reason = ""
-    for tile in TILES:
-        try:
-            q, k, v = (
-                torch.randn(1, heads, T, config.head_dim, device=device, dtype=dtype, requires_grad=True)
-                for heads in (config.num_attention_heads, kv_heads, kv_heads)
-            )
-            mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
-            torch.compile(flex_attend, dynamic=False)(q, k, v, mask, tile).sum().backward()
-            if all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in (q, k, v)):
-                return tile, reason
-            reason = reason or "its gradients are not finite"
-        except Exception as error:
-            # The compiler raises all kinds of errors for unknown GPUs and head sizes.
-            reason = reason or compiler_error_line(error)
-    raise RuntimeError(reason)
+    try:
+        q, k, v = (
+            torch.randn(1, heads, T, config.head_dim, device=device, dtype=dtype, requires_grad=True)
+            for heads in (config.num_attention_heads, kv_heads, kv_heads)
+        )
+        mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
+        torch.compile(flex_attend, dynamic=False)(q, k, v, mask).sum().backward()
+        is_finite = all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in (q, k, v))
+    except Exception as error:
+        # The compiler raises all kinds of errors for unknown GPUs and head sizes.
+        return compiler_error_line(error)
+    return "" if is_finite else "its gradients are not finite"

@@ -77,26 +77,24 @@ class OutOfResources(Exception):
 
 GPU = torch.device("cuda", 0)
 WITH_A_MASK = "attention: PyTorch's own with a mask, which is slower"
-IN_TILES = "attention: FlexAttention in tiles"
 NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
 
 @pytest.mark.parametrize(
-    "works, dropout, tried, line",
+    "works, dropout, line",
     [
-        ({None, 64, 32}, 0.0, [None], "attention: FlexAttention, which skips the blocks of other documents"),
-        ({32}, 0.0, [None, 64, 32], f"{IN_TILES} of 32 positions; its default ones do not work here ({NOT_HERE})"),
-        (set(), 0.0, [None, 64, 32], f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
-        ({None}, 0.1, [], f"{WITH_A_MASK}: the faster ones have no dropout"),
+        (True, 0.0, "attention: FlexAttention, which skips the blocks of other documents"),
+        (False, 0.0, f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
+        (True, 0.1, f"{WITH_A_MASK}: the faster ones have no dropout"),
     ],
 )
-def test_attention_on_a_gpu_takes_the_tiles_that_work_and_says_so(works, dropout, tried, line, monkeypatch):
+def test_attention_on_a_gpu_is_what_works_and_a_line_says_so(works, dropout, line, monkeypatch):
     """It is tried with the model's heads, the run's precision and its number of positions."""
     calls = []
 
-    def attend(q, k, v, mask, tile=None):
-        calls.append((q.dtype, tuple(q.shape), tile))
-        if tile not in works:
+    def attend(q, k, v, mask):
+        calls.append((q.dtype, tuple(q.shape)))
+        if not works:
             raise OutOfResources("out of resource: shared memory, Required: 131072\nReducing block sizes may help")
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -105,19 +103,17 @@ def test_attention_on_a_gpu_takes_the_tiles_that_work_and_says_so(works, dropout
     config = tiny(hidden_size=192, num_attention_heads=2, num_key_value_heads=1, dropout=dropout).config
     with simulated_cuda():
         backend = compiled_backend(config, GPU, (4, 511), torch.float16)
-    assert calls == [(torch.float16, (1, 2, 511, 96), tile) for tile in tried]
+    assert calls == ([] if dropout else [(torch.float16, (1, 2, 511, 96))])
     assert type(backend) is (CompiledFlexBackend if works and not dropout else CompiledBackend)
     assert backend.notice == line
-    assert type(backend) is CompiledBackend or backend.tile == tried[-1]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("tile", [None, 32])
-def test_the_flex_backend_gives_the_plain_losses(tile, monkeypatch):
+def test_the_flex_backend_gives_the_plain_losses(monkeypatch):
     """Losses at 1e-5, without gradients: FlexAttention has none on a CPU."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     model, batch = tiny(), batches()[0]
-    backend = CompiledFlexBackend((2, 24), tile)
+    backend = CompiledFlexBackend((2, 24), on_gpu=True)
     with torch.no_grad():
         plain = model.training_losses(*batch)
         monkeypatch.setattr(model, "_backend", lambda x: backend)

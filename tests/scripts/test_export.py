@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig
-from model.weight_record import VOCABULARY_FIELD, read_record
+from model.weight_record import SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_record
 from scripts import export_hf
 from scripts.common import load_model
 from tests.chats import turn
@@ -59,6 +60,11 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
     assert f"{name} in float16" in shown and "no weight was rounded" in shown
     ours, theirs = load_model(weight), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert type(theirs).__name__ == name and theirs.dtype == torch.float32
+    of_trainer = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    for text in (*export_hf.TEXTS, "<think> x20 \n\n"):
+        assert AutoTokenizer.from_pretrained(folder)(
+            text, split_special_tokens=True
+        ).input_ids == of_trainer.prompt_ids(text)
     ids = torch.randint(3, 6400, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         apart = (ours(ids).logits - theirs(ids).logits).abs().max() / ours(ids).logits.abs().max()
@@ -140,10 +146,40 @@ def test_the_lines_of_the_card_leave_a_model_to_train_on(tmp_path, monkeypatch, 
     names = {}
     exec((tmp_path / "hf" / "README.md").read_text().split("```python\n")[1].split("```")[0], names)
     assert "\nThe harbour" in capsys.readouterr().out
-    model, ids = names["model"], names["prompt"].input_ids
-    model(ids, labels=ids).loss.backward()
-    torch.optim.AdamW(model.parameters()).step()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    ids = names["prompt"].input_ids
+    for model in (names["model"], AutoModelForCausalLM.from_pretrained("hf", dtype=torch.float16).float()):
+        model(ids, labels=ids).loss.backward()
+        torch.optim.AdamW(model.parameters()).step()
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+# The last one is in texts only with --parse_special_tokens.
+@pytest.mark.parametrize(
+    "kind, pad",
+    [("llama", "<|im_start|>"), ("qwen2_moe", "<|im_end|>"), ("qwen3", "<|im_end|>"), ("qwen3_moe", "<|endoftext|>")],
+)
+def test_padding_that_texts_have_learns_in_an_export(kind, pad, tmp_path):
+    """Reference: the gradients of the same network without a `padding_idx`, which takes the part of the inputs away."""
+    tokenizer = load_tokenizer(ROOT / "model")
+    tokenizer.pad_token = pad
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    weight = write(tmp_path, **KINDS[kind], pad_token_id=tokenizer.pad_token_id)
+    record = {**read_record(weight), SPECIAL_TOKENS_FIELD: pad == byte_level_bpe.PAD}
+    weight.with_suffix(".json").write_text(json.dumps(record))
+    export_hf.export(weight, tmp_path / "hf", str(tmp_path / "tokenizer"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    table, ids = model.get_input_embeddings(), torch.tensor([[1, 300, 2, 0, 1, 400, 2]])
+    gradients = []
+    for _ in range(2):
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append(table.weight.grad.clone())
+        table.padding_idx = None
+    assert torch.equal(*gradients) and gradients[0][tokenizer.pad_token_id].any()
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").pad_token == pad
+    assert (
+        json.loads((tmp_path / "hf" / "generation_config.json").read_text())["pad_token_id"] == tokenizer.pad_token_id
+    )
 
 
 def test_a_wide_weight_chooses_the_dtype(tmp_path):

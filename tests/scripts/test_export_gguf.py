@@ -15,11 +15,10 @@ import torch
 from common.errors import DataError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE
-from dataset.tokenizing.encoder import QWEN2, DocumentEncoder, load_tokenizer
+from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE, QWEN2, piece_rule
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
-from scripts.gguf_format import piece_rule
 from tests import llama_cpp_reader
 from tests.helpers import ROOT, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS

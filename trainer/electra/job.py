@@ -106,11 +106,17 @@ class ElectraJob(Job):
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
             corpus = self.corpus
+            share, style = settings.mask_share, settings.mask_style
+            self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, share, style, settings.seed)
+            # Held-out documents in the order of the data, with fixed masks
+            self.val_plan: ElectraPlan | None = None
             # Building examples reads all tokens.
             with wait_for_all_ranks(self.ranks):
                 self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None and corpus.val_documents is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
+                    self.val_plan = ElectraPlan(held_out, share, VAL_SEED, 0, shuffle=False)
+                    self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, share, style, VAL_SEED)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
         # values that must be the same at a resume
         entries = {
@@ -146,13 +152,6 @@ class ElectraJob(Job):
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
-        share, style = settings.mask_share, settings.mask_style
-        self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, share, style, settings.seed)
-        # Held-out documents in the order of the data, with fixed masks
-        self.val_plan: ElectraPlan | None = None
-        if corpus.val_store is not None:
-            self.val_plan = ElectraPlan(held_out, share, VAL_SEED, 0, shuffle=False)
-            self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, share, style, VAL_SEED)
         # One rank per machine checks the tokens: all have the same files.
         if self.ranks.local_rank == 0:
             self.digest_check = self.corpus.digest_check()

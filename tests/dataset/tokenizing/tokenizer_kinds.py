@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dataset.tokenizing.encoder import DEEPSEEK, GPT4O, LLAMA_BPE, QWEN2
+from dataset.tokenizing.byte_level_bpe import DEEPSEEK, GPT4O, LLAMA_BPE, QWEN2
 from tests.helpers import ROOT
 
 # Text that merges are learned from, with pairs that no piece may hold.

@@ -89,7 +89,7 @@ def compiled(monkeypatch):
     """
     seen = SimpleNamespace(backends=[], shapes=[], pinned=0, by_rule=False)
 
-    def attend(q, k, v, mask, tile=None):
+    def attend(q, k, v, mask):
         B, _, T, _ = q.shape
         rows = torch.arange(B).view(B, 1, 1, 1)
         positions = torch.arange(T)
