@@ -48,7 +48,7 @@ def library_errors(what: str) -> Iterator[None]:
     """Turn whatever a library raises, each with classes of its own, into a UserError. what: what failed, with its file."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):

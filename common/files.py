@@ -106,19 +106,18 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(folder: Path, temporary: Path, keep_others: bool = False) -> Iterator[Path]:
+def atomic_folder(folder: Path, temporary: Path, last: str = "") -> Iterator[Path]:
     """Fill the folder `temporary`, which replaces `folder` when it is complete; it is removed on failure.
 
-    keep_others: its files replace those in `folder` one by one, and others stay.
+    last: its files replace those in `folder` one by one, this one at the end, and others stay.
     Errors: OSError that names `folder` where safetensors or tokenizers cannot write.
     """
     # left by a killed run
     remove(temporary)
     try:
         yield temporary
-        if keep_others:
-            # Backwards: tokenizer.json, which decides, comes last.
-            for path in sorted(temporary.iterdir(), reverse=True):
+        if last:
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == last):
                 rename(path, folder / path.name)
         else:
             replace(temporary, folder)
@@ -127,9 +126,9 @@ def atomic_folder(folder: Path, temporary: Path, keep_others: bool = False) -> I
         found = re.search(r"\(os error (\d+)\)", str(error))
         if isinstance(error, OSError) or not (found or isinstance(error, SafetensorError)):
             raise
-        number = int(found[1]) if found else errno.EIO
-        # The last argument counts on Windows, which has numbers of its own.
-        raise OSError(number, one_line(error), str(folder), number) from error
+        # The fourth argument counts on Windows, which has numbers of its own.
+        number = [int(found[1])] if found else []
+        raise OSError(*(number or [errno.EIO]), one_line(error), str(folder), *number) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

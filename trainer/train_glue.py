@@ -48,7 +48,7 @@ from dataset.glue.glue_dataset import GlueAssembler, cached_features, examples_o
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import lost_text, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
@@ -242,10 +242,6 @@ def read_tasks(
     # XLM's tokenizer is pure Python, which DocumentEncoder does not take.
     fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
 
-    def round_trip(text: str) -> str:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-        return str(tokenizer.decode([token_id for token_id in ids if token_id != tokenizer.unk_token_id]))
-
     # Files that a run starts from: a config, and the weights beside it.
     patterns = ["config.json"] if settings.from_scratch else ["config.json", "model*.safetensors", "pytorch_model*.bin"]
     paths = sorted(path for pattern in patterns for path in model.glob(pattern))
@@ -259,8 +255,6 @@ def read_tasks(
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)
         keys.append(key)
-        texts = (" ".join(example.sentences) for example in examples_of(path, task, labelled))
-        lost_text(texts, round_trip, f"{path}: the tokenizer of {settings.tokenizer_flag()}")
         return GlueAssembler(found, tokenizer, settings.max_seq_len)
 
     tasks = []

@@ -27,6 +27,7 @@ from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
 from dataset.reading.streams import LineReader
 from dataset.store.format import Ints
+from dataset.tokenizing.tokenizer_files import lost_text
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
 LONGEST_SENTENCE = 1 << 20
@@ -60,6 +61,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     header = list(task.names) if labelled else []
     n_examples = 0
     n_short = 0
+    n_blank = 0
     with path.open("rb") as file:
         reader = LineReader(file, LONGEST_LINE)
         for raw in iter(reader.read_line, b""):
@@ -71,7 +73,10 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 line = raw.decode("utf-8-sig" if reader.number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
                 # A row of one text may be empty.
                 if not line.strip() if is_json else not line and len(header) > 1:
+                    n_blank += 1
                     continue
+                if n_blank and not is_json:
+                    raise ValueError("a blank line before it")
                 if is_json:
                     record = json.loads(line)
                 else:
@@ -158,6 +163,13 @@ def encode_file(
     types: list[int] = []
     lengths: list[int] = []
     examples = list(examples_of(path, task, labelled))
+
+    def round_trip(text: str) -> str:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return str(tokenizer.decode([token_id for token_id in ids if token_id != tokenizer.unk_token_id]))
+
+    # Of an encoder that loses case or spaces nothing is said: most do.
+    lost_text((" ".join(example.sentences) for example in examples), round_trip, f"{path}: the tokenizer")
     labels = [value_of_label(task, example) for example in examples] if labelled else []
     for lo in range(0, len(examples), ENCODE_BATCH):
         columns = zip(*(example.sentences for example in examples[lo : lo + ENCODE_BATCH]), strict=True)

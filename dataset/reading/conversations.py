@@ -51,7 +51,8 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
 
     notes: gets what is to be said of the line. shape: that of the file's first line. Errors: BadLine.
     """
-    if any(record[key] and COMPARED.fullmatch(key) for key in record):
+    # A flag or a score of such a name compares nothing.
+    if any(isinstance(value, str | list | dict) and value and COMPARED.fullmatch(key) for key, value in record.items()):
         raise BadLine(
             "preferences",
             "preference data (chosen and rejected, or the like): it compares answers, for DPO or a reward model, which are not "

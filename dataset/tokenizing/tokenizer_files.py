@@ -48,7 +48,9 @@ PORTABLE = {
     r"\{%([-+]?)\s*generation\s*([-+]?)%\}": r"{%\1 if true \2%}",
     r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}": r"{%\1 endif \2%}",
     # In our own template: plain Jinja escapes the < and > of text that is added to JSON.
-    r" \+ (call\.name \| tojson|arguments) \+ ": r" }}{{ \1 }}{{ ",
+    r"""('<tool_call>\\n\{"name": ') \+ (call\.name \| tojson) \+ (', "arguments": ') \+ (arguments) \+ """: (
+        r"\1 }}{{ \2 }}{{ \3 }}{{ \4 }}{{ "
+    ),
 }
 # `lost_text`: characters that are compared; minimum number of visible ones; maximum share of them that may vanish
 SAMPLE = 100_000
@@ -100,7 +102,9 @@ def check_readable(folder: Path) -> None:
         return
     for path in [*folder.glob("*.model"), *folder.glob("*.spm")]:
         # tiktoken's files of this name are text.
-        if path.read_bytes()[:1] == b"\n":
+        with path.open("rb") as file:
+            is_sentencepiece = file.read(1) == b"\n"
+        if is_sentencepiece:
             optional_package("sentencepiece", f"to read {path}")
     for files, others, remedy in BARE_FILES:
         if all(is_filled(folder / name) for name in files) and not any((folder / name).exists() for name in others):

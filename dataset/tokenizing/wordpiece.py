@@ -141,6 +141,6 @@ def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:
 def save_wordpiece(tokenizer: "PreTrainedTokenizerBase", out_dir: Path) -> None:
     """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that reads only that, each file atomically."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(out_dir, temporary_beside(out_dir / "tokenizer"), keep_others=True) as unfinished:
+    with atomic_folder(out_dir, temporary_beside(out_dir / "tokenizer"), last="tokenizer.json") as unfinished:
         save_tokenizer(tokenizer, unfinished)
         (unfinished / "vocab.txt").write_bytes("".join(f"{token}\n" for token in entries(tokenizer)).encode())

@@ -239,7 +239,7 @@ class Saver:
         # A flag that is newer than the checkpoint had its default.
         kind: Any = type(self.settings)
         before = {name: field_default(kind, name) for name in now} | state["settings"]
-        for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
+        for name in sorted((before.keys() | now.keys()) - {"from_resume", "local_rank"}):
             if before.get(name) == now.get(name):
                 continue
             if name in self.job.identity.ignored_on_resume:

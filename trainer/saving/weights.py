@@ -33,7 +33,7 @@ def save_pth(
     known = {name: value for name, value in record.items() if value is not None}
 
     def content(digest: str) -> bytes:
-        fields = {**config, DIGEST_FIELD: [digest, *before], **known}
+        fields = {**config, DIGEST_FIELD: list(dict.fromkeys([digest, *before])), **known}
         return json.dumps(fields, indent=2, sort_keys=True).encode()
 
     save_with_digest(weights_to_save(state_dict), path, Path(f"{stem}.json"), content)
