@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,11 +38,12 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, report_of
 from dataset.reading.documents import plain_texts, read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
-from dataset.reading.file_kinds import find_files
+from dataset.reading.file_kinds import choose_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
+from model.loss import IGNORE
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate
@@ -113,9 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
     field = {"pairs": "sentence_good", "answers": CONVERSATION}.get(args.task, args.text_field or "text")
     with user_errors():
-        files = [file for path in args.data_path for file in find_files(path)]
+        choices = [choose_files(path) for path in args.data_path]
+        args.files = [file for files, _ in choices for file in files]
+        notices = [line for _, lines in choices for line in lines] + notices_on_texts(args.files, args.split_text)
         what = f"{args.data_path[0]}: {encoder.name}"
-        for notice in lost_text(plain_texts(files, field), encoder.round_trip, what):
+        for notice in notices + lost_text(plain_texts(args.files, field), encoder.round_trip, what):
             announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None
@@ -153,13 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports fields of chats and bad lines. Errors: DataError."""
     notes: Notes = Counter()
-    for path in args.data_path:
-        files = find_files(path)
-        for notice in notices_on_texts(files, args.split_text):
-            announce(notice, to_stderr=True)
-        for file in files:
-            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
-                yield str(file), line, text
+    for file in args.files:
+        for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
+            yield str(file), line, text
     for reported in report_of(notes) + (args.bad_lines.report() if args.bad_lines else []):
         announce(reported, to_stderr=True)
 
@@ -347,19 +347,17 @@ class Scorer:
         B, T = len(rows), max(len(row.ids) for row in rows) - 1
         # Attention is causal: no position sees the padding at the end.
         inputs = torch.zeros(B, T, dtype=torch.long)
-        targets = torch.zeros(B, T, dtype=torch.long)
-        is_scored = torch.zeros(B, T, dtype=torch.bool)
+        targets = torch.full((B, T), IGNORE)
         for b, row in enumerate(rows):
             n = len(row.ids) - 1
             ids = torch.tensor(row.ids)
             inputs[b, :n] = ids[:-1]
-            targets[b, :n] = ids[1:]
-            is_scored[b, row.start - 1 : n] = True
+            targets[b, row.start - 1 : n] = ids[row.start :]
         logits = self.model(input_ids=inputs.to(self.model.device), use_cache=False).logits.float()  # [B, T, V]
-        chosen = logits.gather(2, targets.to(logits.device).unsqueeze(2)).squeeze(2)  # [B, T]
-        logprobs = (chosen - logits.logsumexp(-1)).cpu()
+        # 0 where nothing is scored
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device), reduction="none")  # [B * T]
         # fp64: a sum over thousands of tokens keeps its digits.
-        sums: list[float] = (logprobs.double() * is_scored).sum(1).tolist()
+        sums: list[float] = (-losses.cpu().double()).view(B, T).sum(1).tolist()
         return sums
 
 
