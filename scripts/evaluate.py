@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 # ({name of a figure: its value}, {unit: count})
 Results = tuple[dict[str, Metric], dict[str, int]]
-Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
+Task = Callable[["Scorer", DocumentEncoder, argparse.Namespace], Results]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
-    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
+    model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before hours of scoring: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         try_to_write(temporary_beside(Path(f"{out}.json")))
-        figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
+        figures, counts = TASKS[args.task](scorer, encoder, args)
         report = {
             "task": args.task,
             "weight": args.weight,
@@ -164,9 +164,7 @@ def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[
         announce(reported, to_stderr=True)
 
 
-def perplexity(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def perplexity(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """Loss over each document, BOS and EOS as in training; intervals over documents."""
     documents: list[list[Row]] = []
     byte_counts: list[int] = []
@@ -217,9 +215,7 @@ def windows(ids: Sequence[int], max_length: int, stride: int) -> list[Row]:
     return rows
 
 
-def pairs(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def pairs(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
     # Without BOS, EOS takes its place: the first token needs context.
     before: list[int] = []
@@ -261,11 +257,10 @@ def pairs(
     return figures, {"pairs": len(files)}
 
 
-def answers(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """Conversations, evenly spread over the data: right if the greedy answer has the first sentence of the last turn."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    tokenizer: PreTrainedTokenizerBase = args.tokenizer
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
