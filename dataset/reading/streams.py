@@ -56,7 +56,8 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
         ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW_BYTES),
     }
     damage: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
-    with path.open("rb", buffering=BUFFER_BYTES) as file:
+    # A buffered file is a BufferedReader.
+    with cast(Stream, path.open("rb", buffering=BUFFER_BYTES)) as file:
         compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, file.peek())), "")
         if named and not compression:
             raise DataError(
@@ -68,8 +69,7 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
             new_decoder[".zst"] = lambda: zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
             damage += (zstd.ZstdError,)
         if not compression:
-            # A buffered file is a BufferedReader.
-            yield cast(Stream, file), file
+            yield file, file
             return
         try:
             yield io.BufferedReader(_Members(file, compression, new_decoder[compression]), BUFFER_BYTES), file
