@@ -90,12 +90,6 @@ def write_documents(path: Path, n: int) -> list[int]:
     return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
 
 
-def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
-    """The share of positions that are targets, in rows of one document each, cut to max_seq_len tokens."""
-    trained = sum(min(n, max_seq_len - 1) for n in pairs)
-    return trained / (len(pairs) * (max_seq_len - 1))
-
-
 class Side:
     """The process of one side, seen from the run. An answer is None once the process has ended."""
 
@@ -140,6 +134,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
     device = torch.device(args.device)
     dtype, _ = pick_dtype("bfloat16", device)
     rates: list[float] = []
+    T = args.max_seq_len
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         sides = start_sides(size, threads, args, documents, stack)
@@ -154,9 +149,9 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                 answer = side.ask(args.slice)
                 if answer is None:
                     raise UserError(f"{side.name} on {size} has ended within the run (its error is above)")
-                # A turn has too few rows to estimate the padding.
+                # Its rows have one document each, and a turn has too few of them to estimate the padding.
                 if side.name == "plain":
-                    answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
+                    answer["text"] = answer["positions"] * sum(min(n, T - 1) for n in pairs) / (len(pairs) * (T - 1))
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask(None) for side in sides}
@@ -166,8 +161,8 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
     record["sides"] = {}
     for side in sides:
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
-        seen = [min(n, args.max_seq_len) for n in pairs]
-        context = args.max_seq_len if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
+        seen = [min(n, T) for n in pairs]
+        context = T if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
         flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
         record["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}

@@ -5,7 +5,7 @@
     make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
     make gpu-electra                                            # sections 0 and 7, in two minutes
     python benchmarks/gpu.py --sections 2 3                     # some of them
-    python benchmarks/gpu.py --device cpu --seconds small       # try the command itself, on a CPU
+    python benchmarks/gpu.py --device cpu                       # try the command itself, with small models
 
 It needs no network, no data, and no virtual environment of this repository: the PyTorch and transformers of an image
 are enough, in any version. docs/gpu.md has a table of the sections; 7 runs only on request, since all eight do not fit.
@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from benchmarks import gpu_checks, gpu_electra
 from benchmarks.gpu_checks import Check
@@ -45,7 +44,7 @@ from common.flags import Parser
 from common.start import ROOT
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic, pick_dtype
-from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
+from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, versions
 from trainer.pretrain.memory import flops_per_token
 
 # seconds at which all sections end, and seconds that must be left to start one
@@ -57,14 +56,11 @@ LIMITS_S = {1: 200, 2: 120, 3: 120, 4: 150, 6: 120, 7: 240}
 # A CPU may be shared, and its figures do not matter.
 CPU_LIMIT_S = 1200
 T = 512
-# (size, rows) of section 1, the most decisive first; SMALL_*: for --seconds small
+# (size, rows) of section 1, the most decisive first
 SHAPES = (("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256))
-SMALL_SHAPES = (("tiny", 2), ("tiny", 4))
+SHAPES_ON_CPU = (("tiny", 2), ("tiny", 4))
 # seconds of a turn
 TURN_S = 2.0
-SMALL_TURN_S = 0.5
-# sizes of matrix products; otherwise the trainer's own
-SMALL_PRODUCTS = (512, 1024)
 
 # A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok", "seconds"} of a check.
 Result = dict[str, Any]
@@ -75,11 +71,9 @@ def figure(what: str, value: str | float, unit: str = "") -> Result:
     return {"what": what, "value": value, "unit": unit}
 
 
-def machine(device: torch.device, small: bool) -> Iterator[Result]:
+def machine(device: torch.device) -> Iterator[Result]:
     """Versions, and the best matrix product."""
-    yield figure("torch", str(torch.__version__))
-    yield figure("transformers", transformers.__version__)
-    for name, value in describe_machine(device).items():
+    for name, value in {**versions(), **describe_machine(device)}.items():
         yield figure(name, str(value))
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -87,15 +81,14 @@ def machine(device: torch.device, small: bool) -> Iterator[Result]:
         yield figure("memory of the GPU", round(properties.total_memory / 1e9, 1), "GB")
     dtype, notices = pick_dtype("bfloat16", device)
     yield figure("precision", ", ".join(notices) or str(dtype))
-    best = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
-    yield figure("best product", round(best / 1e12, 2), "TFLOP/s")
+    yield figure("best product", round(product_rate(device, dtype) / 1e12, 2), "TFLOP/s")
 
 
-def throughput(device: torch.device, small: bool) -> Iterator[Result]:
+def throughput(device: torch.device) -> Iterator[Result]:
     """Updates of one micro-batch of full rows."""
     dtype, _ = pick_dtype("bfloat16", device)
-    rate = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
-    for size, rows in SMALL_SHAPES if small else SHAPES:
+    rate = product_rate(device, dtype)
+    for size, rows in SHAPES_ON_CPU if device.type == "cpu" else SHAPES:
         # Code compiled for other shapes counts towards torch's limit of compilations.
         torch.compiler.reset()
         gc.collect()
@@ -103,7 +96,7 @@ def throughput(device: torch.device, small: bool) -> Iterator[Result]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            figures = throughput_of(size, rows, device, SMALL_TURN_S if small else TURN_S, rate)
+            figures = throughput_of(size, rows, device, rate)
         except torch.OutOfMemoryError:
             # Nothing is yielded in this block: the error holds the tensors that filled the memory.
             figures = [figure("peak memory", "does not fit")]
@@ -111,7 +104,7 @@ def throughput(device: torch.device, small: bool) -> Iterator[Result]:
             yield {**found, "what": f"{size}, {rows} rows: {found['what']}"}
 
 
-def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Result]:
+def throughput_of(size: str, rows: int, device: torch.device, rate: float) -> list[Result]:
     """The figures of one size and number of rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
     start = time.perf_counter()
     training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
@@ -124,7 +117,7 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
             # The next step records the graphs; if that fails, it turns them off again.
             graphs.may_record = is_on
         training.step()
-        step_s, host_s = per_step(training.step, device, turn_s)
+        step_s, host_s = per_step(training.step, device, TURN_S)
         how = "with graphs" if graphs is not None and graphs.may_record else "without graphs"
         share = 100 * training.tokens / step_s * flops / rate
         figures += [
@@ -136,10 +129,10 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
 
-def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
+def against_plain_loop(device: torch.device) -> Iterator[Result]:
     """benchmarks/bench.py with the 26 M model, on the text of corpora.py: sides take turns in one run."""
     flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
-    if small:
+    if device.type == "cpu":
         flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "bench.json")
@@ -156,7 +149,7 @@ def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
         yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
 
 
-Measurement = Callable[[torch.device, bool], Iterator[Result]]
+Measurement = Callable[[torch.device], Iterator[Result]]
 # (name, measurement or checks)
 SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("machine", machine),
@@ -174,11 +167,11 @@ USUAL_SECTIONS = range(7)
 PARALLEL_SECTIONS = (2, 7)
 
 
-def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
+def results_of(number: int, device: torch.device) -> Iterator[Result]:
     """The results of a section, as they come."""
     _, checks = SECTIONS[number]
     if not isinstance(checks, Mapping):
-        yield from checks(device, small)
+        yield from checks(device)
         return
     if number not in PARALLEL_SECTIONS:
         for name, check in checks.items():
@@ -223,8 +216,7 @@ def kill_group(process: "subprocess.Popen[str]") -> None:
 
 def section_command(number: int, args: argparse.Namespace) -> list[str]:
     """The command that runs a section."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--section", str(number)]
-    return [*command, "--device", args.device, "--seconds", args.seconds]
+    return [sys.executable, str(Path(__file__).resolve()), "--section", str(number), "--device", args.device]
 
 
 def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result, None, None]:
@@ -285,7 +277,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = range(len(SECTIONS))
     p.add_argument("--sections", type=int, nargs="+", choices=numbers, help="their numbers (default: 0 to 6)")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the command itself")
-    p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: small models, short turns")
     p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results (default: out/gpu.jsonl)")
     cache = str(ROOT / "out" / "gpu_cache")
     p.add_argument("--cache", default=cache, help="folder of compiled code, kept for the next time (out/gpu_cache)")
@@ -295,10 +286,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.section is not None:
         # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time, and graphs are refused.
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
-            gpu_checks.print_records(results_of(args.section, torch.device(args.device), args.seconds == "small"))
+            gpu_checks.print_records(results_of(args.section, torch.device(args.device)))
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
+        raise UserError("this machine shows no CUDA device; --device cpu tries the command itself")
     for name in ("SIGTERM", "SIGHUP"):
         # They end this command as Ctrl-C does, and its section with it. Windows has no SIGHUP.
         if hasattr(signal, name):

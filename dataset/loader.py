@@ -30,10 +30,10 @@ BATCHES_AHEAD = 4
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
 
-def map_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
-    """A batch with `change` applied to each tensor."""
+def map_tensors(batch: BatchT, change: Callable[[Any], Any]) -> BatchT:
+    """A batch with `change` applied to each tensor, or array in place of one."""
     # Keeps the type of the batch: `tuple` would lose the field names.
-    return type(batch)(*(change(part) if isinstance(part, torch.Tensor) else part for part in batch))
+    return type(batch)(*(change(part) if isinstance(part, torch.Tensor | np.ndarray) else part for part in batch))
 
 
 def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
@@ -308,9 +308,7 @@ class Loader:
                 one_thread = partial(torch.set_num_threads, 1)
                 self._workers = Workers(self.num_workers, partial(assembled_arrays, self.assembler), one_thread)
             for arrays in self._workers.results(recipes, ahead=BATCHES_AHEAD * self.num_workers + per_update):
-                yield type(arrays)(
-                    *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)
-                )
+                yield map_tensors(arrays, torch.from_numpy)
         except WorkerDied as lost:
             raise LoaderError(
                 f"the loader's {lost}; --num_workers 0 does without processes, and a script of your own needs "

@@ -211,7 +211,7 @@ class RowPlan(ABC):
 class EpochPlan(RowPlan):
     """The rows of one epoch.
 
-    offsets: of the store, int64 [documents + 1]. documents: numbers of those to use, default all.
+    offsets: of the store, int64 [documents + 1]. documents: numbers of those to use; None: all.
     pack: documents share rows of T = max_seq_len positions; `long_documents` "split" cuts what is longer than a row
     into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document per row in the layout of
     PretrainDataset, T = max_seq_len - 1, truncated.
@@ -240,27 +240,22 @@ class EpochPlan(RowPlan):
         # Maximum pairs of a piece: a document truncated at max_seq_len tokens has one pair less than tokens.
         self.limit = max_seq_len if self.is_split else max_seq_len - 1
         self.offsets = offsets
-        self.documents = documents
-        self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
+        self.documents = np.arange(len(offsets) - 1, dtype=np.uint32) if documents is None else documents
         self.pack = pack
         self.T = max_seq_len if pack else max_seq_len - 1
         # From seed and epoch alone: a resumed run rebuilds the plan of its epoch without the earlier ones.
         bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
         # [i]: number of the first piece of the i-th chosen document
-        self._first_piece = np.zeros(self.n_documents + 1, dtype=np.uint32)
+        self._first_piece = np.zeros(len(self.documents) + 1, dtype=np.uint32)
         # pieces of each length
         counts = np.zeros(self.T + 1, dtype=np.int64)
         # pairs of each piece, in one or two bytes
         lengths = [np.empty(0, dtype=np.min_scalar_type(self.T))]
-        for lo, hi in chunks(self.n_documents):
-            if documents is None:
-                pairs = np.diff(self.offsets[lo : hi + 1]) - 1
-            else:
-                chosen = np.asarray(documents[lo:hi], dtype=np.int64)
-                pairs = self.offsets[chosen + 1] - self.offsets[chosen] - 1
+        for lo, hi in chunks(len(self.documents)):
+            chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
             # -1 for an empty document
-            pairs = np.maximum(pairs, 0)
+            pairs = np.maximum(self.offsets[chosen + 1] - self.offsets[chosen] - 1, 0)
             if self.is_split:
                 pieces = -(-pairs // self.limit)
             else:
@@ -368,6 +363,4 @@ class EpochPlan(RowPlan):
         # the number of a piece belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
         start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
-        if self.documents is not None:
-            document = np.asarray(self.documents[document], dtype=np.int64)
-        return count, document, start, self._lengths[piece].astype(np.int64)
+        return count, np.asarray(self.documents[document], dtype=np.int64), start, self._lengths[piece].astype(np.int64)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,11 +38,12 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, report_of
 from dataset.reading.documents import plain_texts, read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
-from dataset.reading.file_kinds import find_files
+from dataset.reading.file_kinds import choose_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
+from model.loss import IGNORE
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate
@@ -80,7 +82,7 @@ class Row(NamedTuple):
 
 # ({name of a figure: its value}, {unit: count})
 Results = tuple[dict[str, Metric], dict[str, int]]
-Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
+Task = Callable[["Scorer", DocumentEncoder, argparse.Namespace], Results]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
-    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
+    model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
@@ -113,9 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
     field = {"pairs": "sentence_good", "answers": CONVERSATION}.get(args.task, args.text_field or "text")
     with user_errors():
-        files = [file for path in args.data_path for file in find_files(path)]
+        choices = [choose_files(path) for path in args.data_path]
+        args.files = [file for files, _ in choices for file in files]
+        notices = [line for _, lines in choices for line in lines] + notices_on_texts(args.files, args.split_text)
         what = f"{args.data_path[0]}: {encoder.name}"
-        for notice in lost_text(plain_texts(files, field), encoder.round_trip, what):
+        for notice in notices + lost_text(plain_texts(args.files, field), encoder.round_trip, what):
             announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None
@@ -123,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before hours of scoring: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         try_to_write(temporary_beside(Path(f"{out}.json")))
-        figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
+        figures, counts = TASKS[args.task](scorer, encoder, args)
         report = {
             "task": args.task,
             "weight": args.weight,
@@ -153,20 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports fields of chats and bad lines. Errors: DataError."""
     notes: Notes = Counter()
-    for path in args.data_path:
-        files = find_files(path)
-        for notice in notices_on_texts(files, args.split_text):
-            announce(notice, to_stderr=True)
-        for file in files:
-            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
-                yield str(file), line, text
+    for file in args.files:
+        for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
+            yield str(file), line, text
     for reported in report_of(notes) + (args.bad_lines.report() if args.bad_lines else []):
         announce(reported, to_stderr=True)
 
 
-def perplexity(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def perplexity(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """Loss over each document, BOS and EOS as in training; intervals over documents."""
     documents: list[list[Row]] = []
     byte_counts: list[int] = []
@@ -217,9 +215,7 @@ def windows(ids: Sequence[int], max_length: int, stride: int) -> list[Row]:
     return rows
 
 
-def pairs(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def pairs(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
     # Without BOS, EOS takes its place: the first token needs context.
     before: list[int] = []
@@ -261,11 +257,10 @@ def pairs(
     return figures, {"pairs": len(files)}
 
 
-def answers(
-    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
-) -> Results:
+def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """Conversations, evenly spread over the data: right if the greedy answer has the first sentence of the last turn."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    tokenizer: PreTrainedTokenizerBase = args.tokenizer
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
@@ -347,19 +342,17 @@ class Scorer:
         B, T = len(rows), max(len(row.ids) for row in rows) - 1
         # Attention is causal: no position sees the padding at the end.
         inputs = torch.zeros(B, T, dtype=torch.long)
-        targets = torch.zeros(B, T, dtype=torch.long)
-        is_scored = torch.zeros(B, T, dtype=torch.bool)
+        targets = torch.full((B, T), IGNORE)
         for b, row in enumerate(rows):
             n = len(row.ids) - 1
             ids = torch.tensor(row.ids)
             inputs[b, :n] = ids[:-1]
-            targets[b, :n] = ids[1:]
-            is_scored[b, row.start - 1 : n] = True
+            targets[b, row.start - 1 : n] = ids[row.start :]
         logits = self.model(input_ids=inputs.to(self.model.device), use_cache=False).logits.float()  # [B, T, V]
-        chosen = logits.gather(2, targets.to(logits.device).unsqueeze(2)).squeeze(2)  # [B, T]
-        logprobs = (chosen - logits.logsumexp(-1)).cpu()
+        # 0 where nothing is scored
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device), reduction="none")  # [B * T]
         # fp64: a sum over thousands of tokens keeps its digits.
-        sums: list[float] = (logprobs.double() * is_scored).sum(1).tolist()
+        sums: list[float] = (-losses.cpu().double()).view(B, T).sum(1).tolist()
         return sums
 
 

@@ -8,6 +8,7 @@ It takes the data flags of train_pretrain.py (for conversations: train_sft.py), 
 built here.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ from common.errors import UserError, user_errors
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
-from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
+from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
@@ -185,8 +186,9 @@ class DataLook:
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         """Yields (number, text) of each document after looking at it."""
-        special = [str(token) for token in self.tokenizer.all_special_tokens]
-        finder = OddityFinder(special, self.settings.max_seq_len)
+        spelt = [re.escape(token) for token in map(str, self.tokenizer.all_special_tokens) if token.strip()]
+        # Without tokens, a class that matches nothing.
+        special = re.compile("|".join(spelt) or r"[^\s\S]")
         self.names = [path for paths in self.groups for path in paths]
         n_sources = 0
         # A progress bar in a terminal only
@@ -207,13 +209,14 @@ class DataLook:
                     if self.is_chat:
                         # The store counts the bytes of the whole line.
                         self.text_bytes[number] = len(body.encode("utf-8", "replace"))
-                    for kind, at in finder.oddities_of(body, int(self.lengths[number])):
+                    n_tokens = int(self.lengths[number])
+                    for kind, at in oddities_of(body, n_tokens, special, self.settings.max_seq_len):
                         self.odd_counts[kind] += 1
                         examples = self.oddities.setdefault(kind, [])
                         if len(examples) < 2 * self.settings.examples:
                             # With some context before it
                             excerpt = body[max(at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
-                            remark = f"{kind}; {int(self.lengths[number]):,} tokens"
+                            remark = f"{kind}; {n_tokens:,} tokens"
                             examples += example(self.place(number), remark, excerpt)
                     yield number, text
                     bar.update()

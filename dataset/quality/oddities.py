@@ -3,7 +3,7 @@
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 # Control characters other than tab, line feed and carriage return, and the replacement character
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
@@ -30,43 +30,35 @@ LONG_ROWS = 64
 VERY_LONG = "very long"
 
 
-class OddityFinder:
-    """Finds oddities. special_tokens: their spellings. row_tokens: tokens of a training row."""
-
-    def __init__(self, special_tokens: Iterable[str], row_tokens: int) -> None:
-        spelt = [re.escape(token) for token in special_tokens if token.strip()]
-        # Without tokens, a class that matches nothing.
-        self.special = re.compile("|".join(spelt) or r"[^\s\S]")
-        self.long_from = LONG_ROWS * row_tokens
-
-    def oddities_of(self, body: str, tokens: int) -> Iterator[tuple[str, int]]:
-        """Yields (kind, position in the text). body: the text without BOS and EOS. tokens: of the document."""
-        for kind, pattern in (
-            ("control characters", CONTROL),
-            ("500 characters without a space", UNBROKEN),
-            ("special tokens spelt out", self.special),
-        ):
-            match = pattern.search(body)
-            if match is not None:
-                yield kind, match.start()
-        # Tags and entities start with one of these, which most texts do not have.
-        if "<" in body or "&" in body:
-            first = MARKUP.search(body)
-            length = sum(len(match.group()) for match in MARKUP.finditer(body))
-            if first is not None and length >= MARKUP_SHARE * len(body):
-                yield "markup", first.start()
-        lines = [line for line in body.split("\n") if line.strip()]
-        line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
-        # The start of a text may also repeat itself without line breaks.
-        beginning = body[:COMPRESSED_CHARACTERS]
-        raw = beginning.encode("utf-8", "surrogatepass")
-        if count and count >= REPEATED_SHARE * len(lines):
-            yield "one repeated line", body.index(line)
-        elif len(raw) >= COMPRESSED_FROM and len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw):
-            yield "repeats itself", 0
-        characters = "".join(beginning.split())
-        n_letters = sum(map(str.isalpha, characters))
-        if len(characters) >= LETTERS_FROM and n_letters < LETTERS_SHARE * len(characters):
-            yield "hardly any letters", 0
-        if tokens >= self.long_from:
-            yield VERY_LONG, 0
+def oddities_of(body: str, tokens: int, special_tokens: re.Pattern[str], row_tokens: int) -> Iterator[tuple[str, int]]:
+    """Yields (kind, position in the text). body: the text without BOS and EOS. tokens: of the document. special_tokens: their
+    spellings. row_tokens: of a training row."""
+    for kind, pattern in (
+        ("control characters", CONTROL),
+        ("500 characters without a space", UNBROKEN),
+        ("special tokens spelt out", special_tokens),
+    ):
+        match = pattern.search(body)
+        if match is not None:
+            yield kind, match.start()
+    # Tags and entities start with one of these, which most texts do not have.
+    if "<" in body or "&" in body:
+        first = MARKUP.search(body)
+        length = sum(len(match.group()) for match in MARKUP.finditer(body))
+        if first is not None and length >= MARKUP_SHARE * len(body):
+            yield "markup", first.start()
+    lines = [line for line in body.split("\n") if line.strip()]
+    line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
+    # The start of a text may also repeat itself without line breaks.
+    beginning = body[:COMPRESSED_CHARACTERS]
+    raw = beginning.encode("utf-8", "surrogatepass")
+    if count and count >= REPEATED_SHARE * len(lines):
+        yield "one repeated line", body.index(line)
+    elif len(raw) >= COMPRESSED_FROM and len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw):
+        yield "repeats itself", 0
+    characters = "".join(beginning.split())
+    n_letters = sum(map(str.isalpha, characters))
+    if len(characters) >= LETTERS_FROM and n_letters < LETTERS_SHARE * len(characters):
+        yield "hardly any letters", 0
+    if tokens >= LONG_ROWS * row_tokens:
+        yield VERY_LONG, 0

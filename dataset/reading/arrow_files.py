@@ -14,6 +14,7 @@ from typing import Any
 from common.errors import DataError, optional_package
 from common.wording import one_line
 from dataset.reading import faults
+from dataset.reading.chat_forms import shape_of
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import Stream
@@ -21,7 +22,6 @@ from dataset.reading.streams import Stream
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
 ArrowArray = Any
 ArrowBatch = Any
-ArrowType = Any
 ArrowSchema = Any
 
 # Upper bounds of a parquet batch: rows, and their estimated bytes
@@ -147,7 +147,9 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
     """Errors: DataError unless exactly one text column has the name, if one is named."""
     if text_field is None:
         return
-    check_column(text_field, schema.names, path)
+    # A row, as far as the form of a chat shows in it
+    row = {column.name: [""] if arrow.types.is_nested(column.type) else "" for column in schema}
+    check_column(text_field, schema.names, path, is_chat=shape_of(row) is not None)
     kind = schema.field(text_field).type
     value_type = kind.value_type if arrow.types.is_dictionary(kind) else kind
     if str(value_type) not in ("null", *BYTES_TYPES, *BYTES_TYPES.values()):

@@ -59,7 +59,9 @@ def shape_of(record: Record) -> Shape | None:
         fields = [next((present[name] for name in names if name in present), "") for names in kinds]
         if all(fields):
             return (form, *fields)
-    return (MESSAGES, "role", "content") if list_name else None
+    # A message that lacks one of its fields; an object with a text alone is none.
+    is_message = list_name and present.keys() & {*SPEAKERS, "content", "value"}
+    return (MESSAGES, "role", "content") if is_message else None
 
 
 def messages_of(record: Record, shape: Shape) -> list[Any]:

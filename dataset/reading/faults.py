@@ -81,15 +81,17 @@ def text_of(raw: bytes, text_field: str = "") -> str:
         raise not_utf8(raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
-def check_column(text_field: str, names: Sequence[str], place: str) -> None:
-    """Errors: DataError, starting with `place`, unless exactly one column of a table has the name."""
+def check_column(text_field: str, names: Sequence[str], place: str, is_chat: bool = False) -> None:
+    """Errors: DataError, starting with `place`, unless exactly one column of a table has the name. is_chat: of conversations."""
     if names.count(text_field) == 1:
         return
     shown = ", ".join(name[:40] for name in names[:8])
     # Bytes of a .csv header that are not UTF-8 are lone surrogates here, which no terminal prints.
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
     advice = "--text_field names another one"
-    if "\0" in shown:
+    if is_chat:
+        advice = "these are conversations, which train_sft.py reads"
+    elif "\0" in shown:
         shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
         advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"

@@ -38,7 +38,7 @@ KINDS = {
     "Unterminated string starting": "cut line",
 }
 # Others are numbers.
-JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
+JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a true/false", type(None): "a null"}
 
 
 def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape: Shape | None = None) -> str | None:
@@ -61,7 +61,7 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape:
         raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(record)}; {advice})")
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
-        raise BadLine(kind, f"{text_field!r} is a {JSON_TYPES.get(type(text), 'number')}, not a string")
+        raise BadLine(kind, f"{text_field!r} is {JSON_TYPES.get(type(text), 'a number')}, not a string")
     # Only an escape can produce a lone surrogate.
     if b"\\u" in raw:
         try:
@@ -80,8 +80,8 @@ def object_of_line(raw: bytes, text_field: str) -> Record:
     if text_field == CONVERSATION and isinstance(record, list):
         record = {LISTS[0]: record}
     if not isinstance(record, dict):
-        kind = JSON_TYPES.get(type(record), "number")
-        raise BadLine("not an object", f"a JSON {kind} where an object with a {text_field!r} is expected")
+        kind = JSON_TYPES.get(type(record), "a number")
+        raise BadLine("not an object", f"{kind} where an object with a {text_field!r} is expected")
     return record
 
 

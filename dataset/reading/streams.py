@@ -56,22 +56,20 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
         ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW_BYTES),
     }
     damage: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
-    with path.open("rb") as file:
-        beginning = file.read(8)
-    compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, beginning)), "")
-    if named and not compression:
-        raise DataError(
-            f"{path}: not compressed, or damaged: it does not start like a {named} file; fetch it again, or take {named} off the "
-            "name of a plain file"
-        )
-    if compression == ".zst":
-        zstd = optional_package("zstandard", "to read .zst")
-        new_decoder[".zst"] = lambda: zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
-        damage += (zstd.ZstdError,)
-    with path.open("rb", buffering=BUFFER_BYTES) as file:
+    # A buffered file is a BufferedReader.
+    with cast(Stream, path.open("rb", buffering=BUFFER_BYTES)) as file:
+        compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, file.peek())), "")
+        if named and not compression:
+            raise DataError(
+                f"{path}: not compressed, or damaged: it does not start like a {named} file; fetch it again, or take {named} off the "
+                "name of a plain file"
+            )
+        if compression == ".zst":
+            zstd = optional_package("zstandard", "to read .zst")
+            new_decoder[".zst"] = lambda: zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
+            damage += (zstd.ZstdError,)
         if not compression:
-            # A buffered file is a BufferedReader.
-            yield cast(Stream, file), file
+            yield file, file
             return
         try:
             yield io.BufferedReader(_Members(file, compression, new_decoder[compression]), BUFFER_BYTES), file

@@ -5,9 +5,9 @@ tokenizer and the options, so that an old store is never used after an edit or w
 
 Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
 and the options only: block boundaries follow from the content of the files, and results are appended in block order,
-whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
-that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
-rename makes it a store once it is complete and on disk.
+whichever process made them. An unfinished store is in a folder of one name, which belongs to the process that holds its
+lock and first removes the remains of a killed build: a build takes all cores, so others wait. A rename makes it a store
+once it is complete and on disk.
 
 `hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
 SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so a damaged file is
@@ -42,14 +42,13 @@ from common.files import (
     atomic_folder,
     file_digest,
     file_lock,
-    remove,
     sync_folder,
     user_cache,
 )
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
 from dataset.reading.beginnings import notices_on_texts
-from dataset.reading.conversations import CONVERSATION, FOLLOWED, LEFT_OUT, Notes, add_notes, report_of
+from dataset.reading.conversations import CONVERSATION, Notes, add_notes, report_of
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import choose_files, expand_user, is_address, kind_of
@@ -59,7 +58,7 @@ from dataset.tokenizing.tokenizer_files import lost_text
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
-# The same for chats of which fields are followed
+# The same for the reading of chats
 CHAT_VERSION = 2
 # longer than the coarsest time stamps of a file system (2 s)
 TIMESTAMP_MARGIN_S = 3.0
@@ -129,16 +128,16 @@ def open_or_build(
     # Only if it changes what is read: other stores keep their names.
     split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
-    # Earlier versions read some fields of chats otherwise: their stores are not found.
-    chat_key = digest_of_json([key, CHAT_VERSION])
+    if text_field == CONVERSATION:
+        key = digest_of_json([key, CHAT_VERSION])
     source = _source_name(Path(paths[0]))
-    name = f"{source}-{(chat_key if text_field == CONVERSATION else key)[:16]}"
+    name = f"{source}-{key[:16]}"
     store = next(filter(None, (open_store(place / name) for place in places)), None)
     if store is None:
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
         place = first_writable(places)
         try:
-            with _locked_build_folder(place, source, progress) as temporary:
+            with _locked_build_folder(place, progress) as temporary:
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
@@ -146,11 +145,8 @@ def open_or_build(
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
                         _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
-                        # Where such a field is followed, runs of earlier versions are not resumed.
-                        is_new = any(what in (LEFT_OUT, FOLLOWED) for what, _ in writer.notes)
-                        fingerprint = chat_key if is_new else key
                         notes = report_of(writer.notes)
-                        writer.finish({"key": fingerprint, "source_name": source, "dtype": dtype, "notes": notes})
+                        writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
                     sync_folder(place)
                     store = TokenStore(place / name)
         except OSError as error:
@@ -184,24 +180,19 @@ def read_hashes(place: Path) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[Path]:
-    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
+def _locked_build_folder(place: Path, progress: bool) -> Iterator[Path]:
+    """The folder of an unfinished store, while no other process builds one beside it. Errors: OSError."""
     # An unmistakable name: other programs may use this folder too, such as the home directory.
-    temporary = place / f".{source}.store-under-way"
-    lock = file_lock(temporary.with_suffix(".store-lock"))
+    temporary = place / ".token-store-under-way"
+    lock = file_lock(place / ".token-store-lock")
     try:
         held = lock.acquire(timeout=1)
     except Timeout:
         # No message from ranks that wait for another rank of their own run.
         if progress:
-            announce(f"waiting for another process that builds {place / source}")
+            announce(f"waiting for another process that builds a token store in {place}")
         held = lock.acquire()
     with held:
-        for left in place.glob(".*.store-under-way"):
-            # A build in progress holds the lock of its source.
-            if left != temporary:
-                with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
-                    remove(left)
         yield temporary
 
 

@@ -23,7 +23,7 @@ def test_electra_learns_on_a_cpu():
 def main(folder, *flags):
     """(exit code, what is in --out)."""
     out = folder / "gpu.jsonl"
-    code = gpu.main(["--device", "cpu", "--seconds", "small", "--out", str(out), *flags])
+    code = gpu.main(["--device", "cpu", "--out", str(out), *flags])
     return code, [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -43,7 +43,7 @@ def program(monkeypatch):
 def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, program, capsys):
     fails = mock.Mock(side_effect=RuntimeError("no such kernel"))
     monkeypatch.setattr(gpu, "SECTIONS", [("a section", {"first": fails, "second": lambda device: "fine"})] * 6)
-    results = [json.dumps(result) for result in gpu.results_of(5, CPU, small=True)]
+    results = [json.dumps(result) for result in gpu.results_of(5, CPU)]
     program(f"print(*{results}, sep='\\n')")
     code, (first, second, _) = main(tmp_path, "--sections", "5")
     assert code == 1

@@ -132,9 +132,9 @@ def test_padded_rows_come_in_the_order_of_their_random_numbers(shuffle):
 @pytest.mark.slow
 def test_ten_million_documents_take_250_mb():
     lengths = np.random.default_rng(0).lognormal(5.3, 0.8, 10_000_000).astype(np.int64).clip(2, 20_000)
-    store = SimpleNamespace(offsets=np.concatenate([[0], np.cumsum(lengths)]))
+    offsets, documents = np.concatenate([[0], np.cumsum(lengths)]), np.arange(len(lengths), dtype=np.uint32)
     tracemalloc.start()
-    plan = EpochPlan(store.offsets, 512, 0, 0)
+    plan = EpochPlan(offsets, 512, 0, 0, documents=documents)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 250e6 and plan.fill > 0.99

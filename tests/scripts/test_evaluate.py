@@ -134,10 +134,12 @@ def test_bad_lines_are_counted_once_and_files_of_one_name_told_apart(weight, tmp
         assert evaluate.main(["pairs", "--weight", weight, "--data_path", str(path), "--skip_bad_lines"]) == 0
     assert len(list(Path(weight).parent.glob("pretrain_32.pairs.d.jsonl-*.json"))) == 2
     capsys.readouterr()
-    result, values = run("pairs", weight, str(tmp_path / "*" / "d.jsonl"), tmp_path / "r", "--skip_bad_lines")
+    (tmp_path / "c.csv").write_text("text\na\n")
+    result, values = run("pairs", weight, str(tmp_path / "**"), tmp_path / "r", "--skip_bad_lines")
     assert result["counts"] == {"pairs": 4}
     assert values.keys() == {"accuracy", *(f"accuracy/{path}" for path in paths)}
-    assert "skipped 6 bad lines:" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "skipped 6 bad lines:" in told and "2 files read (.jsonl), 1 of other kinds (such as c.csv) left out" in told
 
 
 def test_a_text_that_is_too_long_to_encode_is_a_bad_line(weight, tmp_path, capsys):

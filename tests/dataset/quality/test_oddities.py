@@ -1,13 +1,16 @@
 """Odd documents. References: texts made to be odd in one way, and clean ones."""
 
 import random
+import re
+from functools import partial
 
 import pytest
 
-from dataset.quality.oddities import VERY_LONG, OddityFinder
+from dataset.quality.oddities import VERY_LONG, oddities_of
 from tests.dataset.quality.planted import chinese, english
 
-FINDER = OddityFinder(["<|im_start|>", "<|im_end|>"], row_tokens=512)
+SPECIAL = re.compile(r"<\|im_start\|>|<\|im_end\|>")
+find = partial(oddities_of, special_tokens=SPECIAL, row_tokens=512)
 PROSE = english(random.Random(0))
 ODD = {
     "control characters": [PROSE + "\x07", "\x1b[31m" + PROSE, PROSE + "\x85", "a \ufffd b"],
@@ -23,25 +26,23 @@ ODD = {
 @pytest.mark.parametrize("kind", ODD)
 def test_each_kind_is_found(kind):
     for text in ODD[kind]:
-        assert kind in dict(FINDER.oddities_of(text, 100))
+        assert kind in dict(find(text, 100))
 
 
 def test_clean_text_is_not_odd():
     generator = random.Random(3)
     for _ in range(20):
         for text in (english(generator), chinese(generator), "a < b && b > c", "first\nsecond\r\n\tthird"):
-            assert list(FINDER.oddities_of(text, 300)) == []
+            assert list(find(text, 300)) == []
 
 
 def test_the_place_is_where_it_shows_and_a_long_document_is_told_by_its_tokens():
-    assert list(FINDER.oddities_of(PROSE + "\x07", 64 * 512 - 1)) == [("control characters", len(PROSE))]
-    assert list(FINDER.oddities_of(PROSE, 64 * 512)) == [(VERY_LONG, 0)]
-    # a tokenizer without special tokens
-    assert not list(OddityFinder([], 512).oddities_of("one<|im_end|>", 100))
+    assert list(find(PROSE + "\x07", 64 * 512 - 1)) == [("control characters", len(PROSE))]
+    assert list(find(PROSE, 64 * 512)) == [(VERY_LONG, 0)]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("part", ["<", "&", "x" * 499 + " ", "<a ", "\n", "&amp"])
 def test_hostile_text_takes_no_longer_than_other_text(part):
     """A pattern that begins anew at each character would take hours for this."""
-    list(FINDER.oddities_of(part * (4_000_000 // len(part)), 100))
+    list(find(part * (4_000_000 // len(part)), 100))

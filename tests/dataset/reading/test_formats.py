@@ -157,6 +157,14 @@ def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
     for nothing in ("", "\n \n", "[]", " [ ] "):
         file.write_text(nothing)
         assert list(read_documents(file)) == []
+    for other, reason in (
+        ('{"data": [{"text": "one"}]}', "its keys: 'data'; --text_field names another one"),
+        ('{"data": [{"role": "user"}]}', "its keys: 'data'; these are conversations, which train_sft.py reads"),
+        ('{"text": {}}', "'text' is an object, not a string"),
+    ):
+        file.write_text(other)
+        with pytest.raises(DataError, match=reason):
+            list(read_documents(file))
 
 
 # (content, {line: kind of fault}, texts)
@@ -324,6 +332,11 @@ def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, ty
         list(read_documents(file))
     with pytest.raises(DataError, match=r"column 'id' is of type int64, not text"):
         list(read_documents(file, "id"))
+    write_arrow(file, arrow.table({"messages": [[{"role": "user", "content": "Hi"}]]}), kind)
+    with pytest.raises(
+        DataError, match="no column 'text' .*: messages; these are conversations, which train_sft.py reads"
+    ):
+        list(read_documents(file))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])

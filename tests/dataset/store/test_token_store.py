@@ -118,7 +118,7 @@ def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs
     with pytest.raises(DataError) as caught:
         open_or_build(str(path), encoder, num_procs=num_procs)
     assert str(caught.value).startswith(f"{path}:212: 'text' is a null") and "\n" not in str(caught.value)
-    assert not list((tmp_path / ".token_store").glob("*a[-.]*/")), "no store and no temporary folder is left"
+    assert not list((tmp_path / ".token_store").glob("*/")), "no store and no temporary folder is left"
     store = open_or_build(str(path), encoder, num_procs=num_procs, skip_bad_lines=True)
     check(store, [text for i, text in enumerate(TEXTS) if i not in (211, 260)], encoder)
     assert store.bad_lines.counts == {"text is null": 1, "not JSON": 1}
@@ -183,7 +183,7 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
     monkeypatch.setattr(token_store, "encode_blocks", edit_first)
     with pytest.raises(DataError, match="changed while"):
         open_or_build(path, encoder)
-    assert not list((tmp_path / ".token_store").glob("*a[-.]*/"))
+    assert not list((tmp_path / ".token_store").glob("*/"))
 
 
 SCRIPT = """
@@ -240,7 +240,7 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     path = write(tmp_path / "a.jsonl", TEXTS * 40)
     run = start(path, encoder, procs=2, before=HANGS)
     store = tmp_path / ".token_store"
-    wait_until(lambda: list(store.glob(".a.*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2)
+    wait_until(lambda: list(store.glob(".*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2)
     children = psutil.Process(run.pid).children()
     run.send_signal(sig)
     run.communicate(timeout=20)
@@ -259,7 +259,7 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     run = start(path, encoder, before="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))")
     _, errors = run.communicate(timeout=60)
     assert "DataError" in errors and "--cache_dir names another folder" in errors
-    assert not list((tmp_path / ".token_store").glob("*a[-.]*/"))
+    assert not list((tmp_path / ".token_store").glob("*/"))
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="another process has the real class")
