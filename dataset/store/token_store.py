@@ -5,9 +5,9 @@ tokenizer and the options, so that an old store is never used after an edit or w
 
 Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
 and the options only: block boundaries follow from the content of the files, and results are appended in block order,
-whichever process made them. An unfinished store is in a folder of one name, which belongs to the process that holds its
-lock and first removes the remains of a killed build: a build takes all cores, so others wait. A rename makes it a store
-once it is complete and on disk.
+whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
+that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
+rename makes it a store once it is complete and on disk.
 
 `hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
 SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so a damaged file is
@@ -42,6 +42,7 @@ from common.files import (
     atomic_folder,
     file_digest,
     file_lock,
+    remove,
     sync_folder,
     user_cache,
 )
@@ -137,7 +138,7 @@ def open_or_build(
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
         place = first_writable(places)
         try:
-            with _locked_build_folder(place, progress) as temporary:
+            with _locked_build_folder(place, source, progress) as temporary:
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
@@ -180,19 +181,24 @@ def read_hashes(place: Path) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def _locked_build_folder(place: Path, progress: bool) -> Iterator[Path]:
-    """The folder of an unfinished store, while no other process builds one beside it. Errors: OSError."""
+def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[Path]:
+    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
     # An unmistakable name: other programs may use this folder too, such as the home directory.
-    temporary = place / ".token-store-under-way"
-    lock = file_lock(place / ".token-store-lock")
+    temporary = place / f".{source}.store-under-way"
+    lock = file_lock(temporary.with_suffix(".store-lock"))
     try:
         held = lock.acquire(timeout=1)
     except Timeout:
         # No message from ranks that wait for another rank of their own run.
         if progress:
-            announce(f"waiting for another process that builds a token store in {place}")
+            announce(f"waiting for another process that builds {place / source}")
         held = lock.acquire()
     with held:
+        for left in place.glob(".*.store-under-way"):
+            # A build in progress holds the lock of its source.
+            if left != temporary:
+                with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
+                    remove(left)
         yield temporary
 
 
