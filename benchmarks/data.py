@@ -1,7 +1,7 @@
-"""The figures of the data engine: speed of tokenising and loading, packing, planning.
+"""The figures of the data engine: packing, planning, speed of loading.
 
-    python benchmarks/data.py                             # about 4 minutes on two cores
-    python benchmarks/data.py --only packing loader       # of: tokenise, packing, planning, loader
+    python benchmarks/data.py                             # about 2 minutes on two cores
+    python benchmarks/data.py --only packing loader       # of: packing, planning, loader
 
 The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python if
 MINIMIND_REFERENCE has none. Prints a markdown table. Rates are medians of alternating runs, so that other processes
@@ -12,69 +12,32 @@ if __name__ == "__main__" and not __package__:
     import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
-from benchmarks.corpora import corpus_files, texts_of
+from benchmarks.corpora import corpus_files
 from common.flags import Parser, positive
 from common.start import ROOT
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
-from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from trainer.machine.command_line import run_cli
-from trainer.machine.measure import peak_memory, seconds
+from trainer.machine.measure import peak_memory
 
 CPU = torch.device("cpu")
 T = 512
 # rounds of each comparison
 ROUNDS = 5
-# texts per call of the tokenizers library, enough for its own threads
-BARE_BATCH = 2000
 
 # (what, target, measured)
 Row = tuple[str, str, str]
-
-
-def encode_all(tokenizer: Tokenizer, texts: list[str]) -> None:
-    for start in range(0, len(texts), BARE_BATCH):
-        tokenizer.encode_batch_fast(texts[start : start + BARE_BATCH], add_special_tokens=False)
-
-
-def tokenise(work: Path, args: argparse.Namespace) -> Iterator[Row]:
-    """Building a store against the bare tokenizers library, in turns."""
-    files = corpus_files()
-    megabytes = sum(file.stat().st_size for file in files) / 1e6
-    texts = [text for file in files for text in texts_of(file)]
-    cores = os.cpu_count() or 1
-    bare_tokenizer = Tokenizer.from_file(str(ROOT / "model" / "tokenizer.json"))
-    bare = []
-    ours = []
-    for _ in range(ROUNDS):
-        os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        bare.append(seconds(partial(encode_all, bare_tokenizer, texts), CPU))
-        encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
-        cache = work / "fresh"
-        build = partial(
-            open_or_build, [str(file) for file in files], encoder, cache_dir=str(cache), num_procs=cores, progress=False
-        )
-        ours.append(seconds(build, CPU))
-        shutil.rmtree(cache)
-    ratios = [theirs / mine for theirs, mine in zip(bare, ours, strict=True)]
-    rates = f"{megabytes / median(ours):.1f} MB/s against {megabytes / median(bare):.1f}"
-    measured = f"{median(ratios):.0%} ({min(ratios):.0%} to {max(ratios):.0%}; {rates})"
-    yield f"tokenising {megabytes:.0f} MB, {cores} cores, against bare `encode_batch_fast`", ">= 70 %", measured
 
 
 def packing(work: Path, args: argparse.Namespace) -> Iterator[Row]:
@@ -125,11 +88,11 @@ def corpus_of(work: Path) -> Corpus:
     return Corpus(files, encoder, max_seq_len=T, seed=42, cache_dir=str(work / "cache"), progress=False)
 
 
-SECTIONS = {"tokenise": tokenise, "packing": packing, "planning": planning, "loader": loader}
+SECTIONS = {"packing": packing, "planning": planning, "loader": loader}
 
 
 def main() -> None:
-    p = Parser(prog="data.py", description="The figures of the data engine: tokenising, packing, planning, loading.")
+    p = Parser(prog="data.py", description="The figures of the data engine: packing, planning, loading.")
     p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     p.add_argument("--documents", type=positive(int), default=20_000_000, help="to plan an epoch of (20 M)")
     args = p.parse_args()
