@@ -3,7 +3,7 @@
 One memory formula serves plans and a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
 largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
-An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`default_rows`,
+An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
 the default of --batch_size). How it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of
 its run. Flags that count micro-batches, such as --log_interval, count those of the usual rows.
 """
@@ -200,7 +200,7 @@ def resolve_batch_size(
         return min_over_ranks(ranks, float(own)) > 0
 
     if settings.batch_size == AUTO_ROWS:
-        usual = settings.default_rows()
+        usual = settings.usual_rows
         rows_of_update = usual * settings.accumulation_steps
         # Another machine may have another number of processes.
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
@@ -290,5 +290,5 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     if path is None:
         return None
     before = type(settings).parse(["--config", str(path)])
-    is_same = before.batch_size * before.accumulation_steps == settings.default_rows() * settings.accumulation_steps
+    is_same = before.batch_size * before.accumulation_steps == settings.usual_rows * settings.accumulation_steps
     return before.batch_size if is_same else None
