@@ -323,17 +323,11 @@ class RunCosts:
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Peak memory in bytes, with micro-batches of this many rows."""
-        device_type = self.machine.device.type
+        machine = self.machine
+        # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
+        compiled = self.compiled and machine.device.type != "cuda"
         return training_bytes(
-            config,
-            batch_size,
-            self.data.T,
-            half=self.machine.dtype.itemsize,
-            # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
-            compiled=self.compiled and device_type != "cuda",
-            recomputes=self.settings.gradient_checkpointing,
-            device_type=device_type,
-            sharing=self.machine.ranks.sharing,
+            config, batch_size, self.data.T, self.settings, machine.dtype, machine.device, machine.ranks, compiled
         )
 
     def token_flops(self, config: MiniMindConfig) -> float:
