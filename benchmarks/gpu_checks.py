@@ -224,7 +224,7 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
                 training.engine.micro_batch(batch, training.totals._replace(targets=training.totals.targets + number))
             training.engine.update(LEARNING_RATE / number)
         ends.append(weights_of(training))
-        is_recorded = training.engine.graphs is not None and training.engine.graphs.replay_end is not None
+        is_recorded = training.engine.graphs is not None and training.engine.graphs.replay_micro_batch is not None
         # A GPU without bfloat16 trains in float16, which has no graphs.
         expected = graphs and device.type == "cuda" and training.engine.dtype is not torch.float16
         assert is_recorded == expected, f"updates recorded: {is_recorded}, expected: {expected}"

@@ -3,7 +3,6 @@ from values; nothing here looks into a job or a trainer.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,16 @@ OUT_OF_MEMORY_ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Expected loss curve. law: loss of a run that ends after this many tokens. unique_tokens: unique tokens of the data, which
-    repeat beyond that. full_rate: learning rate before the decay.
+def expected_training_loss(
+    law: Callable[[float], float], unique_tokens: float, full_rate: float, tokens: float, rate: float
+) -> float | None:
+    """Expected training loss after this many tokens, at this learning rate; None: unknown.
+
+    law: loss of a run that ends after this many tokens. unique_tokens: of the data. full_rate: learning rate before the decay.
     """
-
-    law: Callable[[float], float]
-    unique_tokens: float
-    full_rate: float
-
-    def loss(self, tokens: float, rate: float) -> float | None:
-        """Expected training loss after this many tokens, at this learning rate; None: unknown."""
-        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / self.unique_tokens):
-            return None
-        return self.law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / self.full_rate, 1.0))
+    if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / unique_tokens):
+        return None
+    return law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / full_rate, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ before a run

@@ -74,13 +74,10 @@ class UpdateGraphs:
         self.end_update = lambda: end_update(rates, requests)
         # Updates done. The first one runs without graphs: it compiles, and creates the optimiser's moments.
         self.updates = 0
-        # True: the next micro-batch is the first of its update
-        self.is_at_start = True
         # inputs of the micro-batch graph
         self.batch: Parts = None
         self.totals: Parts = None
         self.replay_micro_batch: Replay | None = None
-        self.replay_end: Replay | None = None
 
     def compute(self, batch: Parts, totals: Parts) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
@@ -90,9 +87,9 @@ class UpdateGraphs:
         on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
         parts = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
         batch, totals = type(batch)(*parts[: len(batch)]), type(totals)(*parts[len(batch) :])
-        if self.may_record and self.updates and self.is_at_start and self.replay_micro_batch is None:
+        # At the start of the second update
+        if self.may_record and self.updates and self.replay_micro_batch is None:
             self._record(batch, totals)
-        self.is_at_start = False
         shapes = [part.shape for part in batch]
         if self.replay_micro_batch is None or shapes != [part.shape for part in self.batch]:
             self.accumulate(batch, totals)
@@ -103,12 +100,8 @@ class UpdateGraphs:
     def update(self, rates: Sequence[float], requests: Sequence[float]) -> None:
         """End an update. rates: of the optimisers' groups."""
         self.numbers.copy_(pinned_numbers([*rates, *requests], self.device), non_blocking=True)
-        if self.replay_end is not None:
-            self.replay_end()
-        else:
-            self.end_update()
+        self.end_update()
         self.updates += 1
-        self.is_at_start = True
 
     def _record(self, batch: Parts, totals: Parts) -> None:
         """Record both graphs, and compare an update by them with one without, from the same state; it is restored."""
@@ -139,7 +132,7 @@ class UpdateGraphs:
             return
         self.batch, self.totals = batch, totals
         self.replay_micro_batch = replay_micro_batch
-        self.replay_end = replay_end
+        self.end_update = replay_end
 
 
 def pinned_numbers(numbers: Sequence[float], device: torch.device) -> torch.Tensor:

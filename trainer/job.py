@@ -29,7 +29,7 @@ import torch
 
 from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
-from trainer.advice import Command, Forecast
+from trainer.advice import Command
 from trainer.budget.clock import Clock
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
@@ -159,6 +159,8 @@ class Identity:
 
 # (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)
 Evaluate = Callable[[Engine, StopSignals, int], tuple[dict[str, float], int]]
+# (tokens, learning rate) -> expected training loss by then; None: unknown
+Forecast = Callable[[int, float], float | None]
 # (stem of the files, state dict on the CPU): writes weights for other people's code
 SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
 # returns ([(prompt, text)], number of a stop signal received meanwhile or 0)

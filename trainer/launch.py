@@ -26,16 +26,14 @@ SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
 def launch(
     train: Callable[[SettingsT, RunContext], int],
-    script: str,
     settings: SettingsT,
     argv: Sequence[str] | None,
-    ddp: bool = False,
     processes: int = 1,
     notices: Sequence[str] = (),
 ) -> int:
     """Call train(settings, run_context) with the ranks joined and stop signals caught. Returns its exit code.
 
-    script: its path in the repository. argv: the flags as typed; None: this process's own. ddp: the user requires a launcher such as torchrun.
+    argv: the flags as typed; None: this process's own.
     processes: number of processes to fork into. notices: lines about them.
     """
     # For the report: the command as a user types it in this folder.
@@ -45,7 +43,9 @@ def launch(
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
     typed = sys.argv[1:] if argv is None else argv
     # torch.distributed.launch adds the rank.
-    command = shell_line([*launcher, script_path(script), *(word for word in typed if "--local-rank=" not in word)])
+    command = shell_line(
+        [*launcher, script_path(f"trainer/{settings.prog}"), *(word for word in typed if "--local-rank=" not in word)]
+    )
 
     def work(join: Join) -> int:
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
@@ -69,9 +69,8 @@ def launch(
                 dist.destroy_process_group()
             return exit_code
 
-    # Also with --ddp: init_distributed_mode reports a missing launcher.
-    if processes == 1 or ddp:
-        return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
+    if processes == 1:
+        return work(partial(init_distributed_mode, settings.device, settings.dist_timeout))
     return run_forked(processes, work)
 
 

@@ -21,9 +21,9 @@ from common.errors import PrintedByAnotherRank
 from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
-from trainer.advice import OUT_OF_MEMORY_ADVICE, Forecast
+from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
-from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, RunContext
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
@@ -409,7 +409,7 @@ class Trainer:
         }
         if self.utilisation_per_token:
             values["flops_utilisation"] = tokens_per_second * self.utilisation_per_token
-        expected = self.forecast.loss(progress.tokens, rate) if self.forecast else None
+        expected = self.forecast(progress.tokens, rate) if self.forecast else None
         if expected is not None:
             values["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.length.epochs}]({step}/{n_steps})"

@@ -51,12 +51,6 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
     return [max(0, min(most, rows - rank * most)) for rank in range(size)]
 
 
-def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
-    """This rank's rows of a whole tensor, split like a sharded one."""
-    rows = rows_of_ranks(like.shape[0], like.device_mesh.size())
-    return whole.split(rows)[like.device_mesh.get_local_rank()]
-
-
 def sharded_as(like: torch.Tensor, value: Any) -> Any:
     """Shard a whole tensor, which each rank has, as `like` is sharded; no communication. Other values, such as a count,
     do not change."""
@@ -65,7 +59,8 @@ def sharded_as(like: torch.Tensor, value: Any) -> Any:
     # The import takes a second, and most runs do without.
     from torch.distributed.tensor import DTensor
 
-    own = own_rows(value, like).to(like.device, copy=True)
+    rows = rows_of_ranks(like.shape[0], like.device_mesh.size())
+    own = value.split(rows)[like.device_mesh.get_local_rank()].to(like.device, copy=True)
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

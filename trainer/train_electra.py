@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags. Returns the exit code. argv: as in trainer/pretrain/command.py."""
     settings = ElectraSettings.parse(argv)
     processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
-    return launch(train, "trainer/train_electra.py", settings, argv, processes=processes, notices=notices)
+    return launch(train, settings, argv, processes, notices)
 
 
 def divisible_of(settings: ElectraSettings) -> Divisible:

@@ -73,7 +73,7 @@ COMPARED = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fine-tune with these flags (None: this process's own). Returns the exit code."""
-    return launch(train, "trainer/train_glue.py", GlueSettings.parse(argv), argv)
+    return launch(train, GlueSettings.parse(argv), argv)
 
 
 def train(settings: GlueSettings, run_context: RunContext) -> int:

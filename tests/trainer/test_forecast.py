@@ -2,7 +2,6 @@
 
 import pytest
 
-from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from tests.trainer.budget.test_plan import text
 from trainer import advice
@@ -34,8 +33,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         if tokens < 200:
             assert "expected_loss" not in record
             continue
-        shape = (parameter_count(config), config.num_hidden_layers, config.hidden_size)
-        at_the_end = expected_loss(*shape, tokens, text(targets), 0.6, muon=False)
+        at_the_end = expected_loss(config, tokens, text(targets), 0.6, "adamw")
         wanted = at_the_end * (1 + EXCESS_BEFORE_DECAY * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

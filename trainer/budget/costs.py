@@ -254,16 +254,12 @@ class RunCosts:
     def _is_compiled(self) -> bool:
         """Returns whether the run will be compiled: with a budget of time decided here, so that it does what was planned;
         else a guess."""
-        choice = self.settings.use_compile
-        device = self.machine.device
-        if choice == "0":
+        choice, device_type = self.settings.use_compile, self.machine.device.type
+        is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
+        if choice == "0" or (choice == "auto" and (is_short or device_type not in PRODUCT_RATE)):
             return False
-        if choice == "auto":
-            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
-            if is_short or device.type not in PRODUCT_RATE:
-                return False
         # A run on a machine that cannot compile trains eagerly.
-        return failure_to_compile(device.type) is None
+        return failure_to_compile(device_type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
@@ -327,17 +323,11 @@ class RunCosts:
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Peak memory in bytes, with micro-batches of this many rows."""
-        device_type = self.machine.device.type
+        machine = self.machine
+        # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
+        compiled = self.compiled and machine.device.type != "cuda"
         return training_bytes(
-            config,
-            batch_size,
-            self.data.T,
-            half=self.machine.dtype.itemsize,
-            # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
-            compiled=self.compiled and device_type != "cuda",
-            recomputes=self.settings.gradient_checkpointing,
-            device_type=device_type,
-            sharing=self.machine.ranks.sharing,
+            config, batch_size, self.data.T, self.settings, machine.dtype, machine.device, machine.ranks, compiled
         )
 
     def token_flops(self, config: MiniMindConfig) -> float:
@@ -373,7 +363,6 @@ class RunCosts:
         device = self.machine.device
         dtype = self.machine.dtype
         ranks = self.machine.ranks
-        T = self.data.T
         recomputes = self.settings.gradient_checkpointing
         # Code compiled for another size is in the way. That compiled here stays: the run usually has this size.
         torch.compiler.reset()
@@ -395,7 +384,7 @@ class RunCosts:
         )
         # Also without compiling: it prepares the device for eager code as the run does.
         choice = "1" if self.compiled else "0"
-        compile_blocks(model.compile_training, choice, device, (rows, T), dtype=dtype)
+        compile_blocks(model.compile_training, choice, device, (rows, self.data.T), dtype=dtype)
         totals = Totals(batch.n_targets, batch.n_documents)
         micro_batch = partial(engine.micro_batch, batch, totals)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dataset.corpus import Corpus
+from model.config import MiniMindConfig, parameter_count
 
 
 def wiki_loss(parameters: float, tokens: float) -> float:
@@ -113,10 +114,6 @@ class Part(NamedTuple):
     unique: float
     name: str = ""
 
-    def passes(self, tokens: float) -> float:
-        """Passes over this source in a run of this many tokens of all sources."""
-        return tokens * self.share / max(self.unique, 1.0)
-
 
 def effective_tokens(tokens: float, parts: Sequence[Part]) -> float:
     """Unique tokens that would teach as much as `tokens` tokens of these sources.
@@ -149,31 +146,27 @@ def is_repeated_too_often(passes: float) -> bool:
 
 
 def expected_loss(
-    parameters: float,
-    layers: int,
-    width: int,
+    config: MiniMindConfig,
     tokens: float,
     parts: Sequence[Part],
     scale: float = 1.0,
-    muon: bool = True,
-    induction_heads: int = 0,
+    optimizer: str = "muon",
+    init_scheme: str = "default",
     context: float = CONTEXT_OF_LAW,
 ) -> float:
-    """Nats per token, on text that is `scale` times as hard as that of `wiki_loss`. muon: False: AdamW alone. context: see factor_of_context.
-
-    width: hidden size. induction_heads: query heads per layer of a model initialised by `model.induction`; 0: initialised otherwise.
-    """
+    """Nats per token, on text that is `scale` times as hard as that of `wiki_loss`. context: see factor_of_context."""
+    layers = config.num_hidden_layers
     effective = effective_tokens(tokens, parts)
-    if not muon:
+    if optimizer != "muon":
         effective /= TOKENS_OF_ADAMW
     # Repeated text teaches little about copying: a megabyte that is read eight times ends at the loss expected here.
     unique = min(tokens, unique_tokens(parts))
-    loss = scale * wiki_loss(parameters, effective) * factor_of_context(context, unique)
-    if induction_heads:
+    loss = scale * wiki_loss(parameter_count(config), effective) * factor_of_context(context, unique)
+    if init_scheme == "induction":
         # in place of the gain of depth, since both come from heads that copy
         share_by_tokens = unique / (unique + TOKENS_OF_INDUCTION)
-        share_by_size = 1 - math.exp(-layers * width / SIZE_OF_INDUCTION)
-        gain = GAIN_OF_INDUCTION if induction_heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
+        share_by_size = 1 - math.exp(-layers * config.hidden_size / SIZE_OF_INDUCTION)
+        gain = GAIN_OF_INDUCTION if config.num_attention_heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
         return loss * (1 - gain * min(share_by_tokens, share_by_size))
     return loss * factor_of_depth(layers, effective)
 

@@ -206,7 +206,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
             "since a model that reads it more often memorises it; more text would use the rest"
         )
     for part in costs.data.parts:
-        passes = part.passes(plan.tokens)
+        passes = plan.tokens * part.share / max(part.unique, 1.0)
         if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
                 f"warning: {part.name} is read {passes:.0f} times, and a model memorises what it reads so "

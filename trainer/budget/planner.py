@@ -31,7 +31,6 @@ from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
 from common.wording import announce, counted
 from model.config import MiniMindConfig, parameter_count
-from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Cut, Machine, RunCosts, count_data
 from trainer.budget.outcome import (
@@ -115,12 +114,7 @@ def plan_run(
     given = {*given, *settings.fixed_in_plans}
     on_main(ranks, lambda: announce("planning: measuring this machine and counting the text"))
     with user_errors():
-        config = None
-        folder = settings.weight_folder()
-        if folder is not None:
-            config = read_config(folder)
-            config.dropout = settings.dropout
-            settings = settings_of_folder(settings, folder, config)
+        settings, config = settings_of_folder(settings)
         settings, machine = measure_machine(settings, given, run_context)
         data = count_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
@@ -299,12 +293,9 @@ def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCost
     if costs.seconds is not None:
         costs.seconds_left = costs.seconds - seconds_since_start()
     plan = best_plan(candidates, costs)
-    cut = costs.measured_cuts.get(plan.config.hidden_size)
-    if (
-        cut is not None
-        and cut in cuts(plan.config, costs)
-        and max(plan.cut.rows, cut.rows) <= NEAR * min(plan.cut.rows, cut.rows)
-    ):
+    cut = costs.measured_cuts.get(plan.config.hidden_size, plan.cut)
+    is_near = max(plan.cut.rows, cut.rows) <= NEAR * min(plan.cut.rows, cut.rows)
+    if is_near and cut in cuts(plan.config, costs):
         return plan_for(plan.config, costs, cut) or plan
     return plan
 
@@ -366,11 +357,10 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
     if updates < FEWEST_UPDATES:
         return None
     tokens = updates * data.tokens_of_update(cut.rows)
-    parameters = parameter_count(config)
     seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
         config=config,
-        parameters=parameters,
+        parameters=parameter_count(config),
         cut=cut,
         updates=updates,
         tokens=tokens,
@@ -380,15 +370,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(
-            parameters,
-            config.num_hidden_layers,
-            config.hidden_size,
-            tokens,
-            data.parts,
-            data.text_scale,
-            muon=costs.optimizer == "muon",
-            induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
-            context=data.context,
+            config, tokens, data.parts, data.text_scale, costs.optimizer, costs.init_scheme(config), data.context
         ),
     )
 

@@ -84,8 +84,7 @@ def choose_kernels_by_rule() -> None:
     # Loads the compiler, which not every run needs.
     from torch._inductor import config
 
-    # Older versions of torch lack the option.
-    if hasattr(config, "deterministic") and "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
+    if "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
         config.deterministic = True
 
 

@@ -83,19 +83,15 @@ class Ranks:
 ONE_RANK = Ranks()
 
 
-def init_distributed_mode(
-    device: str | None = None, timeout_s: float = 600, ddp: bool = False
-) -> tuple[Ranks, torch.device]:
+def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best one. Under torchrun a CUDA rank takes the GPU
-    of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not available.
+    of its local rank. Errors: UserError for a device that is not available.
     """
     launched = ranks_of_launcher()
     own_device = pick_device(device)
     if launched is None:
-        if ddp:
-            raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
         if own_device.type == "cuda":
             # Events and streams use the current one.
             torch.cuda.set_device(own_device)

@@ -4,16 +4,17 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from common.errors import UserError
 from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
-from model.hf_format import read_config
 from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
 from trainer.budget.planner import plan_run
 from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import on_main, ranks_of_launcher
+from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
@@ -34,12 +35,14 @@ def run_command(
     if argv is not None:
         # start of the --budget clock
         restart_clock()
+    if settings.ddp and ranks_of_launcher() is None:
+        raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
     if settings.batch_size == AUTO_ROWS:
         # auto: left open, as if not given
         given = set(given) - {"batch_size"}
     processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=argv is None)
     work = partial(train, job_kind=job_kind, given=given)
-    return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, processes, notices)
+    return launch(work, settings, argv, processes, notices)
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
@@ -48,11 +51,9 @@ LARGE_VOCABULARY = 64_000
 
 def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
     """given: names of the settings that the user gives. None if flags or a folder of weights are wrong: the job reports why."""
-    folder = settings.weight_folder()
     try:
-        if folder is not None:
-            config = read_config(folder)
-        else:
+        _, config = settings_of_folder(settings)
+        if config is None:
             asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
             config = MiniMindConfig(**asked)
             if settings.tokenizer_path != DEFAULT_TOKENIZER:

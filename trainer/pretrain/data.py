@@ -19,7 +19,7 @@ from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.initial_model import InitialModel
-from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings, seconds_of
+from trainer.pretrain.settings import DataSettings, PretrainSettings, seconds_of
 
 
 class TextKind(NamedTuple):
@@ -79,8 +79,7 @@ def open_corpus(
     verbose: announce the embedded corpus if it is used.
     """
     # With --batch_size auto, an update has as many rows as without.
-    batch_size = settings.default_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
-    rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
+    rows = rows_of_update(replace(settings, batch_size=settings.usual_rows), ranks)
 
     def open_own() -> Corpus:
         return kind.corpus(

@@ -61,24 +61,20 @@ def open_model(
     Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
-    folder = settings.weight_folder()
-    if folder is not None:
-        # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
-        config = read_config(folder)
-        settings = settings_of_folder(settings, folder, config)
-
+    # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
+    settings, config = settings_of_folder(settings)
     path = settings.tokenizer_path
     assert path is not None
     tokenizer = load_tokenizer(path)
     encoder = make_encoder(tokenizer, settings)
     vocabulary = vocabulary_digest(tokenizer)
 
-    if folder is not None:
+    if config is not None:
+        folder = Path(settings.from_weight)
         if Path(path) != folder and has_tokenizer(folder) and vocabulary_digest(load_tokenizer(folder)) != vocabulary:
             notices.append(
                 f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {path}"
             )
-        config.dropout = settings.dropout
         # Documents start and end with the tokenizer's ids.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
@@ -175,12 +171,17 @@ def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
         raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")
 
 
-def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
-    """The settings with the model shape and tokenizer of the folder, as if given by flags for a fresh model.
+def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, MiniMindConfig | None]:
+    """The settings with the model shape and tokenizer of the folder of --from_weight, as if given by flags for a fresh model, and
+    its config; without a folder the same settings and None.
 
-    config: of the folder. Errors: UserError for a flag that contradicts it, and for a folder without a tokenizer where
-    none is given.
+    Errors: UserError for a flag that contradicts it, and for a folder without a tokenizer where none is given.
     """
+    folder = settings.weight_folder()
+    if folder is None:
+        return settings, None
+    config = read_config(folder)
+    config.dropout = settings.dropout
     found: dict[str, object] = {}
     for name in MODEL_FLAGS:
         found[name] = getattr(config, name)
@@ -192,4 +193,4 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
     if not settings.tokenizer_path and not has_tokenizer(folder):
         raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
     # The type checker does not see that names and values belong together.
-    return dataclasses.replace(settings, **found)  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **found), config  # type: ignore[arg-type]

@@ -235,8 +235,11 @@ class PretrainJob(Job):
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        fields = {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
-        save_pth(dict(weights), fields, stem, self.initial_model.vocabulary, special_tokens)
+        save_pth(dict(weights), self.weight_record(), stem, self.initial_model.vocabulary, special_tokens)
+
+    def weight_record(self) -> dict[str, Any]:
+        """What the .json beside the weights says about them, besides their tokenizer."""
+        return {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.tokens_of_sources(progress.epoch, progress.row)

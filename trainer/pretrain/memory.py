@@ -3,7 +3,7 @@
 One memory formula serves plans and a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
 largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
-An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`default_rows`,
+An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
 the default of --batch_size). How it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of
 its run. Flags that count micro-batches, such as --log_interval, count those of the usual rows.
 """
@@ -81,18 +81,18 @@ def training_bytes(
     config: MiniMindConfig,
     rows: int,
     T: int,
-    *,
-    half: int,
+    settings: PretrainSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
     compiled: bool,
-    recomputes: bool,
-    device_type: str,
-    sharing: int = 1,
 ) -> float:
     """Peak memory in bytes of all processes that share a micro-batch of `rows` rows of T positions: a tenth below to a quarter
     above the measured one (docs/performance.md, docs/gpu.md).
 
-    half: bytes of a number in matrix products. recomputes: --gradient_checkpointing. sharing: processes.
+    dtype: of matrix products.
     """
+    half, sharing = dtype.itemsize, ranks.sharing
     parameters = parameter_count(config)
     H, V, layers = config.hidden_size, config.vocab_size, config.num_hidden_layers
     mlp = config.intermediate_size
@@ -100,17 +100,18 @@ def training_bytes(
         mlp = config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
     # Activations of a block, in bytes per token. Eager code keeps twice as much.
     block: float = half * (10 * H + 3 * mlp) * (1 if compiled else 2)
-    if device_type == "cpu":
+    if device.type == "cpu":
         # With dropout, weights of all pairs of positions before and after it, and its mask; else exp(scores) of half of the pairs.
         of_pair = 3 * FP32_BYTES if config.dropout else 0.6 * half * compiled
         block += config.num_attention_heads * T * of_pair
     # With recomputation: one block with its gradients, and the inputs of the others.
-    activations = rows * T * (layers * FP32_BYTES * H + 2 * block if recomputes else layers * block)
+    kept = layers * FP32_BYTES * H + 2 * block if settings.gradient_checkpointing else layers * block
+    activations = rows * T * kept
     # One chunk of logits with its gradients
-    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32_BYTES)
+    logits = min(rows * T, chunk_rows(device.type, V)) * V * (2 * half + 2 * FP32_BYTES)
     copies = half if half < FP32_BYTES else 0
     needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
-    if device_type == "cpu":
+    if device.type == "cpu":
         needed += HEAP_SHARE * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
     return needed
 
@@ -176,19 +177,12 @@ def resolve_batch_size(
     """
     lines = []
     plan = corpus.plan(0)
+    # With auto a GPU may run eagerly: in a short run, or without Triton. So may a CPU, whose figure is then too low.
+    compiled = settings.use_compile == "1" or (settings.use_compile == "auto" and device.type != "cuda")
 
     def needed(rows: int) -> float:
-        return training_bytes(
-            model.config,
-            min(rows, plan.n_rows),
-            plan.T,
-            half=dtype.itemsize,
-            # With auto a GPU may run eagerly: in a short run, or without Triton. So may a CPU, whose figure is then too low.
-            compiled=settings.use_compile == "1" or (settings.use_compile == "auto" and device.type != "cuda"),
-            recomputes=settings.gradient_checkpointing,
-            device_type=device.type,
-            sharing=ranks.sharing,
-        )
+        rows = min(rows, plan.n_rows)
+        return training_bytes(model.config, rows, plan.T, settings, dtype, device, ranks, compiled)
 
     def fits(rows: int) -> bool:
         """Tried on a GPU, by the formula elsewhere. A collective."""
@@ -200,7 +194,7 @@ def resolve_batch_size(
         return min_over_ranks(ranks, float(own)) > 0
 
     if settings.batch_size == AUTO_ROWS:
-        usual = settings.default_rows()
+        usual = settings.usual_rows
         rows_of_update = usual * settings.accumulation_steps
         # Another machine may have another number of processes.
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
@@ -290,5 +284,5 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     if path is None:
         return None
     before = type(settings).parse(["--config", str(path)])
-    is_same = before.batch_size * before.accumulation_steps == settings.default_rows() * settings.accumulation_steps
+    is_same = before.batch_size * before.accumulation_steps == settings.usual_rows * settings.accumulation_steps
     return before.batch_size if is_same else None

@@ -13,14 +13,14 @@ from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.store.format import Documents, Ints
 from model.config import parameter_count
-from trainer.advice import Command, Forecast, explain_expected_loss, next_command, pretraining_notices
+from trainer.advice import Command, expected_training_loss, explain_expected_loss, next_command, pretraining_notices
 from trainer.budget import hardness, laws
 from trainer.engine import rows_of_update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, RunOverview
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.memory import flops_per_token, mean_context
-from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
 
 
@@ -62,8 +62,7 @@ def pretraining_overview(
     ]
 
     # Rows of the micro-batches that flags such as --warmup_iters count
-    usual_rows = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
-    usual_rows *= 1 if settings.rows_per_update else ranks.micro_batches_at_once
+    usual_rows = asked.usual_rows * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first_plan.T * first_plan.fill
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
@@ -99,20 +98,18 @@ def pretraining_overview(
         scale = hardness.text_scale(corpus.assembler(), first_plan, None)
     # No forecast for text that is much easier than any that was measured.
     if scale >= laws.EASIEST:
-        muon = settings.optimizer == "muon"
         parts = laws.parts_of(corpus, trained)
         law = partial(
             laws.expected_loss,
-            parameters,
-            config.num_hidden_layers,
-            config.hidden_size,
+            config,
             parts=parts,
             scale=scale,
-            muon=muon,
-            induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
+            optimizer=settings.optimizer,
+            # The gain of induction heads was measured with Muon.
+            init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",
             context=mean_context(first_plan),
         )
-        forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
+        forecast = partial(expected_training_loss, law, laws.unique_tokens(parts), settings.learning_rate)
         notices.append(explain_expected_loss(parameters, tokens))
     return RunOverview(
         plan=plan,

@@ -175,8 +175,7 @@ class DataSettings(DocumentSettings):
         help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob; a file at s3:// or "
         "http:// (dataset/README.md lists the kinds); several with shares, such as a.jsonl:0.7 b.jsonl:0.3; "
         "shares that change from the start to the end of the run: a.jsonl:0.7..0.2 b.jsonl:0.3..0.8; up to 4 passes over one: "
-        "b.jsonl:0.3:x4 "
-        "(default: dataset/pretrain_hq.jsonl if it exists, else the embedded corpus)",
+        "b.jsonl:0.3:x4 (default: dataset/pretrain_hq.jsonl if it exists, else the embedded corpus)",
         first=True,
     )
     mixture: str | None = setting(
@@ -266,11 +265,10 @@ class PretrainSettings(
     # Settings that a plan leaves as they are, though not given
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
 
-    @classmethod
-    def default_rows(cls) -> int:
-        """Default rows of a micro-batch: with --batch_size auto, updates have the same rows as with this."""
-        rows: int = field_default(cls, "batch_size")
-        return rows
+    @property
+    def usual_rows(self) -> int:
+        """Rows of the micro-batches that flags count: with --batch_size auto the default, so that updates are the same as with it."""
+        return self.batch_size or field_default(type(self), "batch_size")
 
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
         """The path of a run's files without suffix. hidden_size, use_moe: of its model, perhaps from a folder."""

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -39,10 +39,9 @@ class Chart(NamedTuple):
     fields: tuple[str, ...]
     logarithmic: bool = False
 
-    def fields_among(self, known: Iterable[str]) -> list[str]:
+    def fields_among(self, known: Collection[str]) -> list[str]:
         """The known fields that this chart shows."""
-        names = list(known)
-        return [name for pattern in self.fields for name in names if fnmatchcase(name, pattern)]
+        return [name for pattern in self.fields for name in known if fnmatchcase(name, pattern)]
 
 
 LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)

@@ -1,11 +1,9 @@
 """Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, with a loss on the answers only."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
-
-import torch
+from typing import Any
 
 from common.start import ROOT
 from common.wording import counted
@@ -14,10 +12,9 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions
 from dataset.reading.file_kinds import find_files, is_address
 from dataset.shares import group_sources
-from model.weight_record import ROW_LENGTH_FIELD, THOUGHTS_FIELD
+from model.weight_record import THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
-from trainer.saving.weights import save_pth
 from trainer.sft.settings import USUAL_FILE, SftSettings
 
 CONVERSATIONS = TextKind(
@@ -39,10 +36,8 @@ class SftJob(PretrainJob):
 
     kind = CONVERSATIONS
 
-    def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
-        fields = {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
-        fields[THOUGHTS_FIELD] = self.corpus.trains_thoughts
-        save_pth(dict(weights), fields, stem, self.initial_model.vocabulary, parse_special_tokens=False)
+    def weight_record(self) -> dict[str, Any]:
+        return {**super().weight_record(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
 
 
 # ------------------------------------------------------------------------------ defaults that depend on the data's size
@@ -84,8 +79,8 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     if n_bytes >= LARGE_BYTES:
         return settings, None
     batch_size = settings.batch_size if "batch_size" in given else ROWS
-    # --batch_size auto: the usual rows per update
-    rows = settings.rows_per_update or (batch_size or settings.default_rows()) * settings.accumulation_steps
+    rows_at_once = settings.usual_rows if "batch_size" in given else ROWS
+    rows = settings.rows_per_update or rows_at_once * settings.accumulation_steps
     schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
     updates_of_pass = max(1, math.ceil(rows_of_pass / rows))

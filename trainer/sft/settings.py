@@ -6,16 +6,7 @@ from typing import ClassVar
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import OFF, DocumentSettings
-from trainer.pretrain.settings import (
-    BudgetSettings,
-    DataSettings,
-    ModelSettings,
-    PretrainMachine,
-    PretrainOutput,
-    PretrainSettings,
-    TrainingSettings,
-    ValidationSettings,
-)
+from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 # Default data, in dataset/
 USUAL_FILE = "sft_mini_512.jsonl"
@@ -68,12 +59,5 @@ class SftSettings(ConversationSettings, PretrainSettings):
 
     @classmethod
     def groups(cls) -> tuple[type[Settings], ...]:
-        return (
-            PretrainMachine,
-            ValidationSettings,
-            TrainingSettings,
-            ConversationSettings,
-            ModelSettings,
-            BudgetSettings,
-            PretrainOutput,
-        )
+        """Those of pretraining, with conversations in place of documents."""
+        return tuple(ConversationSettings if group is DataSettings else group for group in PretrainSettings.groups())

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -279,13 +280,15 @@ WIKI = {"different": 2.51e7, "scale": 1.0}
         (2.60e6, 2, 224, 2.3e6, {"different": 0.29e6, "scale": 0.841}, 4.066, 0.01),
     ],
 )
-def test_the_law_meets_the_runs_that_were_measured(parameters, layers, width, tokens, of_text, loss, error):
-    """References: docs/experiments.md, "Today's law" and "Induction heads", some runs of each kind."""
-    heads = laws.heads_for(width) if width else 0
+def test_the_law_meets_the_runs_that_were_measured(
+    monkeypatch, parameters, layers, width, tokens, of_text, loss, error
+):
+    """References: docs/experiments.md, "Today's law" and "Induction heads", some runs of each kind. width: of those with such heads."""
+    monkeypatch.setattr(laws, "parameter_count", lambda config: parameters)
+    heads, init_scheme = (laws.heads_for(width), "induction") if width else (None, "zero_out")
+    config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
     different, scale, context = of_text["different"], of_text["scale"], of_text.get("context", laws.CONTEXT_OF_LAW)
-    expected = laws.expected_loss(
-        parameters, layers, width, tokens, text(different), scale, induction_heads=heads, context=context
-    )
+    expected = laws.expected_loss(config, tokens, text(different), scale, "muon", init_scheme, context)
     assert expected == pytest.approx(loss, rel=error)
 
 

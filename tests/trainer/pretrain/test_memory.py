@@ -19,7 +19,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
-USUAL_ROWS = PretrainSettings.default_rows()
+USUAL_ROWS = PretrainSettings().usual_rows
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,9 @@ USUAL_ROWS = PretrainSettings.default_rows()
 )
 def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, measured):
     """26 M parameters on a CPU: the table of docs/performance.md."""
-    how = {"half": 2, "compiled": compiled, "recomputes": recomputes, "device_type": "cpu"}
-    assert training_bytes(SIZE, rows, 512, **how) == pytest.approx(measured, rel=0.1)
+    settings = PretrainSettings(gradient_checkpointing=recomputes)
+    needed = training_bytes(SIZE, rows, 512, settings, torch.bfloat16, torch.device("cpu"), Ranks(), compiled)
+    assert needed == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(
