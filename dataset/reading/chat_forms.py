@@ -27,7 +27,8 @@ ANSWERS = (
 SYSTEM_FIELDS = ("system", "system_prompt")
 # Fields of data that compares answers.
 COMPARED = re.compile(
-    r"chosen|(all_)?rejected(_\w+)?|(non_)?preferred_output|(response|answer|completion|conversation|human_ref)_[012abjk]",
+    r"chosen|(all_)?reject(ed)?(_\w+)?|(non_)?preferred_output|(worse|negative)_(answer|output|response)|"
+    r"(response|answer|completion|conversation|human_ref)_[012abjk]",
     re.IGNORECASE,
 )
 # Names of forms
@@ -57,7 +58,8 @@ def shape_of(record: Record) -> Shape | None:
     forms = {MESSAGES: (SPEAKERS, CONTENTS)} if list_name else {}
     for form, kinds in {**forms, QUESTIONS_WITH_ANSWERS: (QUESTIONS, ANSWERS)}.items():
         fields = [next((present[name] for name in names if name in present), "") for names in kinds]
-        if all(fields):
+        # A whole .json file may be {"data": [{"question": ...}, ...]}: no conversation.
+        if all(fields) and (list_name, form) != ("data", QUESTIONS_WITH_ANSWERS):
             return (form, *fields)
     # A message that lacks one of its fields; an object with a text alone is none.
     is_message = list_name and present.keys() & {*SPEAKERS, "content", "value"}

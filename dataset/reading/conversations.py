@@ -32,6 +32,10 @@ TOOL_FIELDS = ("tools", "functions")
 ARGUMENT_FIELDS = ("arguments", "parameters", "args")
 # false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
 DESIRABLE = ("label", "kto_tag")
+# {what these and WEIGHTS may say of a line: whether it is trained}
+YES_OR_NO = {"true": True, "desirable": True, "1": True, "false": False, "undesirable": False, "0": False}
+# types of the parts of a content
+TEXT_PARTS = (None, "text", "input_text", "output_text")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
 MAX_TOOL_DEPTH = 64
 # in the chat template's spelling
@@ -71,9 +75,15 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
     notes = Counter() if notes is None else notes
     # What is read is taken out, so what remains is passed over.
     left = dict(record)
-    if not next((left.pop(name) for name in DESIRABLE if isinstance(left.get(name), bool)), True):
-        notes[LEFT_OUT, "undesirable answers, whose label or kto_tag is false"] += 1
-        return ""
+    for name in (*DESIRABLE, *WEIGHTS):
+        is_wanted = YES_OR_NO.get(str(left.get(name)).lower())
+        # A label of 0 or 1 may be a class.
+        if is_wanted is None or (name == "label" and not isinstance(left[name], bool | str)):
+            continue
+        del left[name]
+        if not is_wanted:
+            notes[LEFT_OUT, f"{name} false"] += 1
+            return ""
     tools = _listed(take(left, TOOL_FIELDS), "tools")
     trains_last_only = isinstance(left.get("mask_history"), bool) and left.pop("mask_history")
     system = take(left, SYSTEM_FIELDS)
@@ -159,7 +169,12 @@ def checked_message(message: Record, number: int) -> Record:
         message["function_call"], content = content, None
     # A list of parts, as many tools write it, or null beside calls
     parts = content if isinstance(content, list) else [""] if content is None else [content]
-    texts: list[Any] = [part.get("text", part.get("value")) if isinstance(part, dict) else part for part in parts]
+    texts: list[Any] = [
+        (part.get("text", part.get("value")) if part.get("type") in TEXT_PARTS else None)
+        if isinstance(part, dict)
+        else part
+        for part in parts
+    ]
     thoughts = (take(message, THOUGHT_FIELDS) or "") if role == "assistant" else ""
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")

@@ -57,9 +57,10 @@ READ_TIMEOUT_S = 60
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
 # Folders of packages, and of build output where a project has one of these files
 PACKAGES = ("node_modules", "site-packages")
-BUILDS = ("build", "dist", "target")
+BUILDS = ("build", "dist", "target", "vendor", "obj", "_build", "coverage")
 PROJECT = re.compile(
-    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*"
+    r"package.json|pyproject.toml|setup.(py|cfg)|CMakeLists.txt|Makefile|Cargo.toml|pom.xml|build.gradle.*|go.mod|"
+    r"composer.json|.*\.csproj"
 )
 # Scripts without line ends are made from others.
 MINIFIED, LONGEST_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
@@ -70,7 +71,7 @@ SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
     "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (other plain text: by "
-    "--text_suffixes; tables and JSON: by their right suffix), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
+    "--text_suffixes; tables and JSON: by their right suffix; PDF and Word: save them as text), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
 )
 TEXT_SUFFIXES_HELP = (
     "suffixes of files to read as plain text in every folder, besides .txt, such as .py .md (default: those of "

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from common.errors import DataError
 from dataset.reading import faults
@@ -82,7 +83,18 @@ def object_of_line(raw: bytes, text_field: str) -> Record:
     if not isinstance(record, dict):
         kind = JSON_TYPES.get(type(record), "a number")
         raise BadLine("not an object", f"{kind} where an object with a {text_field!r} is expected")
+    if text_field == CONVERSATION:
+        record = {name: _turns(value) if name in LISTS else value for name, value in record.items()}
     return record
+
+
+def _turns(value: Any) -> Any:
+    """A list of turns, which tables may have as JSON, or as an object of lists. Errors: BadLine."""
+    if isinstance(value, str) and value.startswith("["):
+        value = record_of_line(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=False)]
+    return value
 
 
 def record_of_line(raw: bytes) -> object:

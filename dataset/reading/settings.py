@@ -1,5 +1,6 @@
 """The settings of reading text."""
 
+import argparse
 from dataclasses import dataclass
 
 from common.settings import Settings, setting, switch
@@ -13,6 +14,15 @@ NEAR = "near"
 LINES = "lines"
 BLANK = "blank"
 PARAGRAPHS = ""
+# What is typed for these
+NO_MARKS = (LINES, BLANK, "line", "newline", "blanks", "blank_lines", "paragraph", "paragraphs", r"\n", r"\n\n", "")
+
+
+def text_split(value: str) -> str:
+    """A value of --split_text."""
+    if value not in (LINES, BLANK) and value.lower() in NO_MARKS:
+        raise argparse.ArgumentTypeError(f"{value!r} is no mark: {LINES}, {BLANK} or a mark such as '</s>'")
+    return value
 
 
 @dataclass(kw_only=True)
@@ -26,6 +36,7 @@ class TextSettings(Settings):
     )
     split_text: str | None = setting(
         None,
+        check=text_split,
         metavar="lines|blank|MARK",
         help="in files of plain text, each line is a document, or what blank lines or a mark such as '<|endoftext|>' separate",
     )

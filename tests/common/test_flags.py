@@ -46,6 +46,7 @@ def test_no_numeric_flag_takes_nan_infinity_a_negative_or_an_absurd_number(comma
     for action in options(command):
         takes_text = action.type in (None, str) or action.dest in (
             "text_suffixes",
+            "split_text",
             "local_rank",
             "shard",
             "save_weight",
@@ -124,3 +125,8 @@ def test_the_rank_that_a_launcher_passes_is_taken_and_is_no_setting(command, fla
     settings, _ = PARSERS[command]().read([*WANTED.get(command, []), flag])
     write_settings(settings, tmp_path / "a.yaml")
     assert "rank" not in (tmp_path / "a.yaml").read_text()
+
+
+def test_a_word_for_lines_is_no_mark():
+    for value in ("line", "Blank", r"\n"):
+        assert "lines, blank or a mark" in refusal("trainer/train_pretrain.py", f"--split_text={value}")

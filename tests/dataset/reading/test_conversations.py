@@ -123,6 +123,12 @@ def nested(levels):
         ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has the role None where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
+        (
+            {"messages": [ASKED, turn("assistant", [{"type": "reasoning", "text": "a"}])]},
+            "content is no text",
+            "message 2",
+        ),
+        ({"data": [{"question": "Hi", "answer": "Yes"}]}, "no conversation", "the keys: 'data'"),
         ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "content is no text", "reasoning_content"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
@@ -206,13 +212,24 @@ def test_what_is_told_of_many_lines_takes_a_line_for_each_kind():
     for number in range(300):
         line = {"messages": [ASKED, SAID], "category": "a", "images": [1] * (number < 6), f"odd {number}": 1}
         text_of_conversation(line, told)
-    assert text_of_conversation({"prompt": "a", "completion": "b", "label": False}, told) == ""
+    for field in ({"label": False}, {"label": "undesirable"}, {"kto_tag": 0}, {"train": False}, {"weight": 0}):
+        assert text_of_conversation({"messages": [ASKED, SAID], **field}, told) == ""
+    assert text_of_conversation({"messages": [ASKED, SAID], "label": 0}) != "", "a class"
     lines = report_of(told)
     assert lines[0] == "read as: lists of messages (role, content) (300 lines)"
-    assert lines[1] == "left out: undesirable answers, whose label or kto_tag is false (1 line)"
+    assert (
+        lines[1]
+        == "left out: label false (2 lines), kto_tag false (1 line), train false (1 line), weight false (1 line)"
+    )
     assert re.match(
         r"passed over: category \(300 lines\), other fields \(2\d\d lines\), images \(6 lines\), ", lines[2]
     )
+
+
+def test_a_list_of_turns_may_be_json_or_an_object_of_lists():
+    for turns in (json.dumps([ASKED, SAID]), {"role": ["user", "assistant"], "content": ["Hi", "Yes"]}):
+        text = text_of_line(json.dumps({"messages": turns}).encode(), CONVERSATION)
+        assert text == text_of_conversation({"messages": [ASKED, SAID]})
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
