@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
     field = {"pairs": "sentence_good", "answers": CONVERSATION}.get(args.task, args.text_field or "text")
     with user_errors():
-        files = [file for path in args.data_path for file in find_files(path)]
-        what = f"{args.data_path[0]}: {encoder.name}"
-        for notice in lost_text(plain_texts(files, field), encoder.round_trip, what):
+        args.files = [file for path in args.data_path for file in find_files(path)]
+        sample = plain_texts(args.files, field, args.skip_bad_lines, args.split_text)
+        for notice in lost_text(sample, encoder.round_trip, f"{args.data_path[0]}: {encoder.name}"):
             announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None
@@ -153,13 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports fields of chats and bad lines. Errors: DataError."""
     notes: Notes = Counter()
-    for path in args.data_path:
-        files = find_files(path)
-        for notice in notices_on_texts(files, args.split_text):
-            announce(notice, to_stderr=True)
-        for file in files:
-            for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
-                yield str(file), line, text
+    for notice in notices_on_texts(args.files, args.split_text):
+        announce(notice, to_stderr=True)
+    for file in args.files:
+        for line, text in read_documents(file, text_field, args.bad_lines, args.split_text, notes):
+            yield str(file), line, text
     for reported in report_of(notes) + (args.bad_lines.report() if args.bad_lines else []):
         announce(reported, to_stderr=True)
 

@@ -9,10 +9,10 @@ from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 OFF = "none"
 EXACT = "exact"
 NEAR = "near"
-# Values of --split_text, besides a mark. PARAGRAPHS is none: BLANK, but a document keeps its last line end.
+# Values of --split_text, besides a mark; PARAGRAPHS, for ELECTRA, is BLANK, but a document keeps its last line end.
 LINES = "lines"
 BLANK = "blank"
-PARAGRAPHS = ""
+PARAGRAPHS = "paragraphs"
 
 
 @dataclass(kw_only=True)
