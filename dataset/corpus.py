@@ -11,6 +11,7 @@ from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
+from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
@@ -76,7 +77,8 @@ class Corpus:
         self.pack = pack
         self.long_documents = long_documents
         self.val_fraction = val_fraction
-        self.notices = notices_on_files([file for store in stores for file in store.files])
+        files = [file for store in stores for file in store.files]
+        self.notices = notices_on_files(files)
         # numbers of the training documents
         self.documents = all_documents(self.store)
         if deduplicate != OFF:
@@ -92,12 +94,14 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
+            files += val_store.files
             self.notices += [f"--val_path: {line}" for line in val_store.notices]
             self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
             held_out = self._hold_out(encoder, val_fraction)
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
+        self.notices += notices_on_texts(files, store_options.get("split_text") or encoder.document_end)
         # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
         self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count

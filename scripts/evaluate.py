@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices = [choose_files(path) for path in args.data_path]
         args.files = [file for files, _ in choices for file in files]
         notices = [line for _, lines in choices for line in lines] + notices_on_texts(args.files, args.split_text)
-        what = f"{args.data_path[0]}: {encoder.name}"
-        for notice in notices + lost_text(plain_texts(args.files, field), encoder.round_trip, what):
+        sample = plain_texts(args.files, field, args.skip_bad_lines, args.split_text)
+        for notice in notices + lost_text(sample, encoder.round_trip, f"{args.data_path[0]}: {encoder.name}"):
             announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None

@@ -74,8 +74,9 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
-from dataset.store.deduplicate import folder_beside, stored_texts
+from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints
+from dataset.store.token_store import first_writable
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
@@ -174,7 +175,7 @@ class DataLook:
         copies = exact_copies(self.store.doc_hash)
         found: list[Section] = []
         if self.settings.texts:
-            copies = near_copies(self._texts(), copies, folder_beside(self.corpus.stores[0]))
+            copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].places))
             odd = []
             examples = []
             for kind, count in self.odd_counts.most_common():

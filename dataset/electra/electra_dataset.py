@@ -37,7 +37,7 @@ class LineEncoder(DocumentEncoder):
     """Encodes documents line by line: the ids of each line, then SEP. Lines without tokens are left out; in a .txt file
     a blank line ends a document."""
 
-    split_text = PARAGRAPHS
+    document_end = PARAGRAPHS
     should_keep_text = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -22,6 +22,7 @@ from dataset.reading.streams import Stream
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
 ArrowArray = Any
 ArrowBatch = Any
+ArrowType = Any
 ArrowSchema = Any
 
 # Upper bounds of a parquet batch: rows, and their estimated bytes
@@ -30,8 +31,9 @@ BATCH_BYTES = 4 << 20
 
 # Maximum bytes of texts for a byte of their file: pyarrow takes many times the memory of a text before its length is known.
 MOST_EXPANSION = 1000
-# In IPC files, the length of a buffer before its LZ4 or zstd frame; where to look, since a longer file cannot expand as much
-COMPRESSED = re.compile(rb"(.{8})(?:\x04\x22\x4d\x18|\x28\xb5\x2f\xfd)", re.DOTALL)
+# In IPC files, an LZ4 or zstd frame behind the length of its buffer, an aligned number: one of a terabyte or more is a chance
+# hit in an image or text. Where to look, since a longer file cannot expand as much.
+FRAME = re.compile(rb"(?:\x04\x22\x4d\x18|\x28\xb5\x2f\xfd)(?<=\0\0\0....)", re.DOTALL)
 SCANNED_BYTES = 64 << 20
 
 # {type of texts: the type of their bytes}
@@ -66,8 +68,7 @@ def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     except BadLine as bad:
         yield row + 1, bad
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        name = "a parquet" if suffix == ".parquet" else "an Arrow"
-        raise DataError(f"{path}: not {name} file that can be read ({one_line(error)[:120]}); fetch it again") from None
+        raise DataError(f"{path}: cannot be read as {suffix} ({one_line(error)[:120]}); fetch it again") from None
 
 
 def text_of_value(raw: bytes, text_field: str) -> str:
@@ -106,11 +107,12 @@ def _ipc_batches(arrow: ModuleType, path: str, text_field: str | None) -> Iterat
     """The same for an IPC file or stream, one record batch at a time."""
     ipc = optional_package("pyarrow.ipc", "to read .arrow")
     with arrow.memory_map(path) as source:
-        is_file = source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
+        beginning = memoryview(source.read_buffer(SCANNED_BYTES))
+        is_file = beginning[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
         open_table = ipc.open_file if is_file else ipc.open_stream
-        source.seek(0)
-        for length in COMPRESSED.finditer(memoryview(source.read_buffer(SCANNED_BYTES))):
-            _check_size(path, int.from_bytes(length[1], "little", signed=True), source.size())
+        for at in map(re.Match.start, FRAME.finditer(beginning)):
+            if at % 8 == 0:
+                _check_size(path, int.from_bytes(beginning[at - 8 : at], "little"), source.size())
         # Opened twice, like a .parquet: unread columns are not decompressed.
         source.seek(0)
         schema = open_table(source).schema
@@ -187,13 +189,29 @@ def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[b
 def _objects(arrow: ModuleType, batch: ArrowBatch) -> Iterator[bytes | BadLine]:
     """Yields the JSON object of each row, or a fault."""
     rows = batch.to_struct_array()
-    rows.validate(full=True)
+    try:
+        rows.validate(full=True)
+    except arrow.ArrowInvalid:
+        rows = rows.view(_with_bytes(arrow, rows.type))
+        rows.validate(full=True)
     for row in rows:
         try:
             value = _value(arrow, row, [faults.MAX_CONVERSATION_BYTES])
             yield json.dumps(value, ensure_ascii=False, default=_as_json).encode()
         except BadLine as bad:
             yield bad
+
+
+def _with_bytes(arrow: ModuleType, kind: ArrowType) -> ArrowType:
+    """The type with bytes for each text in it."""
+    if arrow.types.is_struct(kind):
+        return arrow.struct([field.with_type(_with_bytes(arrow, field.type)) for field in kind])
+    if arrow.types.is_list(kind):
+        return arrow.list_(kind.value_field.with_type(_with_bytes(arrow, kind.value_type)))
+    if arrow.types.is_dictionary(kind):
+        return arrow.dictionary(kind.index_type, _with_bytes(arrow, kind.value_type))
+    name = BYTES_TYPES.get(str(kind))
+    return kind if name is None else arrow.type_for_alias(name)
 
 
 # Value by value: a small row may have a million indices of one long text, or a list of a million nulls.

@@ -21,17 +21,17 @@ FEWEST_MARKS = 3
 FEWEST_LINES, SHORT_LINE = 1000, 60
 
 
-def notices_on_texts(files: Sequence[Path], split_text: str | None) -> list[str]:
-    """Lines on the text files of a corpus, one for each advice."""
+def notices_on_texts(files: Sequence[Path], document_end: str | None) -> list[str]:
+    """Lines on the text files of a run, one for each advice. files: all of the run; document_end: as in `read_documents`."""
     texts = [file for file in files if kind_of(file).is_text]
-    if split_text and not texts:
-        return [f"warning: --split_text {split_text} has no effect on {files[0]}: it is no plain text"]
+    if document_end not in (None, PARAGRAPHS) and not texts:
+        return [f"warning: --split_text {document_end} has no effect on {files[0]}: it is no plain text"]
     files_of: dict[str, list[Path]] = {}
     for file in texts[:: len(texts) // MOST_FILES + 1]:
         kind = kind_of(file)
         with open_stream(file, kind.compression) as (stream, _):
             beginning = stream.read(BEGINNING_BYTES).decode("utf-8-sig", "ignore")
-        if advice := advice_on(beginning, kind, split_text):
+        if advice := advice_on(beginning, kind, document_end):
             files_of.setdefault(advice, []).append(file)
     lines = []
     for advice, (first, *more) in files_of.items():
@@ -39,10 +39,10 @@ def notices_on_texts(files: Sequence[Path], split_text: str | None) -> list[str]
     return lines
 
 
-def advice_on(beginning: str, kind: FileKind, split_text: str | None) -> str:
+def advice_on(beginning: str, kind: FileKind, document_end: str | None) -> str:
     """What to do about a text file; "": nothing."""
-    if split_text and split_text not in (LINES, BLANK) and split_text not in beginning:
-        return f"no {split_text} of --split_text in its first {BEGINNING_BYTES >> 10} kB"
+    if document_end not in (None, LINES, BLANK, PARAGRAPHS) and document_end not in beginning:
+        return f"no {document_end} of --split_text in its first {BEGINNING_BYTES >> 10} kB"
     # Code may begin like a table.
     if kind.is_source:
         return ""
@@ -56,13 +56,13 @@ def advice_on(beginning: str, kind: FileKind, split_text: str | None) -> str:
         right_suffix = ".csv"
     if right_suffix:
         return f"read as plain text, marks and labels included, but it looks like {right_suffix}: give it that suffix"
-    if split_text:
+    if document_end not in (None, PARAGRAPHS):
         return ""
     marks = END_MARK.findall(beginning)
     if len(marks) >= FEWEST_MARKS:
         return f"read as one document with many {marks[0]}: if they end its parts, add --split_text '{marks[0]}'"
     blocks = len(re.findall(r"\n\s*\n", beginning.strip())) + 1
-    is_split = split_text == PARAGRAPHS and blocks > 1
+    is_split = document_end == PARAGRAPHS and blocks > 1
     if is_split or len(lines) < FEWEST_LINES or len(beginning) > SHORT_LINE * len(lines):
         return ""
     value = BLANK if FEWEST_LINES < 10 * blocks < 7 * len(lines) else LINES

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,29 +40,28 @@ from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
-# Kinds of files that may have chats
-CHATS = (*OBJECTS, *CORPORA)
+# Characters of `plain_texts`
+SAMPLE = 100_000
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
-# From the beginning of a line
-BLANK_LINE = rb"(?<![^\n])(?:\xef\xbb\xbf)?[ \t\r\v\f]*"
-BLANK_LINES = rb"(?:" + BLANK_LINE + rb"\n)+"
+# Behind the end of the line before, by which they are found fast
+BLANK_LINES = rb"\n(?:(?:\xef\xbb\xbf)?\s*\n)++"
 
 
 def read_documents(
     path: Path | str,
     text_field: str = "text",
     bad_lines: BadLines | None = None,
-    split_text: str | None = None,
+    document_end: str | None = None,
     notes: Notes | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
 
-    split_text: what ends a document in a text file: LINES, BLANK, PARAGRAPHS or a mark; None: its end.
+    document_end: what ends a document in a text file: LINES, BLANK, PARAGRAPHS or a mark; None: the end of the file.
     notes: gets what is to be said of chats.
     """
-    for block in split_into_blocks(Path(path), text_field, BLOCK_BYTES, split_text):
+    for block in split_into_blocks(Path(path), text_field, BLOCK_BYTES, document_end):
         for line, text in block.documents(text_field):
             if isinstance(text, str):
                 yield line, text
@@ -74,23 +73,30 @@ def read_documents(
 
 def is_chat_file(path: Path, text_field: str) -> bool:
     """True if the first object of a file has no text and is a conversation."""
-    if kind_of(path).suffix not in CHATS:
-        return False
-    block = next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES), None)
-    for _, raw in block.found if block else []:
-        # Faults are reported when all lines are read.
-        with contextlib.suppress(BadLine):
-            if isinstance(raw, bytes):
-                record = object_of_line(raw, CONVERSATION)
-                return text_field not in record and shape_of(record) is not None
+    # Faults are reported when all lines are read. Some kinds of files have no chats.
+    with contextlib.suppress(DataError, StopIteration):
+        for _, raw in next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES)).found:
+            with contextlib.suppress(BadLine):
+                if isinstance(raw, bytes):
+                    record = object_of_line(raw, CONVERSATION)
+                    return text_field not in record and shape_of(record) is not None
     return False
 
 
-def plain_texts(files: Iterable[Path], text_field: str, split_text: str | None = None) -> Iterator[str]:
-    """Yields the texts of files without faulty lines; of a conversation those of its messages."""
+def plain_texts(files: list[Path], text_field: str, skip_bad_lines: bool, document_end: str | None) -> Iterator[str]:
+    """Yields the first texts of files, or their beginnings, SAMPLE characters in all, as many of each of up to 100 files.
+
+    Of a conversation: the texts of its messages. Errors: as `read_documents`.
+    """
+    files = files[:: len(files) // 100 + 1]
     for file in files:
-        for _, text in read_documents(file, text_field, BadLines(), split_text):
-            yield conversation_text(text) if text_field == CONVERSATION else text
+        left = SAMPLE // len(files)
+        for _, text in read_documents(file, text_field, BadLines() if skip_bad_lines else None, document_end):
+            text = conversation_text(text) if text_field == CONVERSATION else text
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                break
 
 
 @dataclass
@@ -101,14 +107,14 @@ class Block:
     found: list[Found]
     # bytes of the file that this block took, for progress
     source_bytes: int
-    split_text: str | None
+    document_end: str | None
     # of chats: the shape of the file's first line, and what is to be said of the lines, counted by `documents`
     shape: Shape | None = None
     notes: Notes = field(default_factory=Counter)
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
         """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
-        decode = _format_of(self.path, self.split_text).text_of
+        decode = _format_of(self.path, self.document_end).text_of
         if text_field == CONVERSATION:
             decode = partial(text_of_line, notes=self.notes, shape=self.shape)
         for line, raw in self.found:
@@ -124,16 +130,16 @@ class Block:
                     yield line, text
 
 
-def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text: str | None = None) -> Iterator[Block]:
-    """The blocks of a file in order. split_text: as in `read_documents`. Errors: DataError."""
+def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end: str | None = None) -> Iterator[Block]:
+    """The blocks of a file in order, each of about `max_bytes` at most. document_end: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
     of_chats = text_field == CONVERSATION
-    if of_chats and kind.suffix not in CHATS:
+    if of_chats and kind.suffix not in (*OBJECTS, *CORPORA):
         raise DataError(
             f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed, .parquet and .arrow; name "
             "those alone, by their own paths or by a pattern"
         )
-    find = _format_of(path, split_text).find
+    find = _format_of(path, document_end).find
     found: list[Found] = []
     shape: Shape | None = None
     size = 0
@@ -147,13 +153,13 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
                 with contextlib.suppress(BadLine):
                     shape = shape_of(object_of_line(raw, text_field))
             size += len(raw) if isinstance(raw, bytes) else 0
-            if size >= block_bytes or len(found) >= BLOCK_DOCUMENTS:
-                yield Block(path, found, file.tell() - done, split_text, shape)
+            if size >= max_bytes or len(found) >= BLOCK_DOCUMENTS:
+                yield Block(path, found, file.tell() - done, document_end, shape)
                 found = []
                 size = 0
                 done = file.tell()
         if found:
-            yield Block(path, found, file.tell() - done, split_text, shape)
+            yield Block(path, found, file.tell() - done, document_end, shape)
 
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
@@ -176,21 +182,23 @@ def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Fou
 
 def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Pattern[bytes]) -> Iterator[Found]:
     """The parts of a text file, each with its first line's number. Errors: DataError for one that is too long."""
-    # data: read, and without a separator so far. line: number of its first line.
-    data = b""
+    # A line end before blank lines belongs to the part before, and their last one may be the one before further ones.
+    shared = int(separator.pattern == BLANK_LINES)
+    # data: read, and without a separator so far, behind the shared line end. line: number of its first line.
+    data = b"\n"[:shared]
     line = 1
     # As much again: `data` is searched again, so each byte about twice in all.
-    while more := stream.read(max(len(data), CHUNK_BYTES)):
+    while more := stream.read(min(max(len(data), CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1 - len(data))):
         data += more
-        begin = 0
+        begin = shared
         for found in separator.finditer(data):
-            yield line, data[begin : found.start()]
+            yield line, data[begin : found.start() + shared]
             line += data.count(b"\n", begin, found.end())
             begin = found.end()
-        data = data[begin:]
+        data = data[begin - shared :]
         if len(data) > faults.MAX_DOCUMENT_BYTES:
             raise DataError(f"{path}:{line}: {too_long('part of the text').args[1]}")
-    yield line, re.sub(BLANK_LINE + rb"\Z", b"", data)
+    yield line, re.sub(rb"\n(?:\xef\xbb\xbf)?\s*\Z", b"\n", data)[shared:]
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -225,18 +233,16 @@ FORMATS = {
     ".parquet": Format(find_values, text_of_value),
     ".arrow": Format(find_values, text_of_value),
 }
-PLAIN_TEXT = Format(_find_whole_text, _text_of_file)
-# {split_text: what separates documents}; others are marks. A line end after a mark belongs to no document, the one before a
-# blank line to the line before.
-SEPARATORS = {LINES: rb"\r?\n", BLANK: BLANK_LINES, PARAGRAPHS: BLANK_LINES}
+# {document_end: what separates documents}; others are marks. A line end after a mark belongs to no document.
+SEPARATORS = {LINES: rb"(?:\r?\n)++", BLANK: BLANK_LINES, PARAGRAPHS: BLANK_LINES}
 
 
-def _format_of(path: Path, split_text: str | None) -> Format:
+def _format_of(path: Path, document_end: str | None) -> Format:
     kind = kind_of(path)
     if not kind.is_text:
         return FORMATS[kind.suffix]
-    if split_text is None:
-        return PLAIN_TEXT
-    separator = SEPARATORS.get(split_text) or re.escape(os.fsencode(split_text)) + rb"[\r\n]*"
-    text_of_piece = _text_of_file if split_text == PARAGRAPHS else _text_of_piece
+    if document_end is None:
+        return Format(_find_whole_text, _text_of_file)
+    separator = SEPARATORS.get(document_end) or re.escape(os.fsencode(document_end)) + rb"[\r\n]*"
+    text_of_piece = _text_of_file if document_end == PARAGRAPHS else _text_of_piece
     return Format(partial(_find_pieces, separator=re.compile(separator)), text_of_piece)

@@ -276,7 +276,7 @@ def _is_readme_or_license(file: Path) -> bool:
 
 def _is_minified(file: Path) -> bool:
     """True for a script of enormous lines."""
-    if kind_of(file).suffix not in MINIFIED:
+    if kind_of(file).suffix not in MINIFIED or file.stat().st_size <= LONGEST_SCRIPT_LINE:
         return False
     with file.open("rb") as script:
         return any(len(line) > LONGEST_SCRIPT_LINE for line in script.read(4 * LONGEST_SCRIPT_LINE).splitlines())
@@ -288,8 +288,6 @@ def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
     A folder that a glob matches is read like a named one, unless it is foreign.
     """
     matches = [path] if os.path.isdir(path) else _matches_of(path, foreign)
-    if matches == [path] and not os.path.isdir(path):
-        _require_file(path)
     if not matches and not foreign:
         hint = ""
         if ":" in path.name:

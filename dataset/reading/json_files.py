@@ -183,7 +183,7 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
                 if size > faults.MAX_DOCUMENT_BYTES:
                     raise DataError(f"{path}:{line}: {too_long('JSON value').args[1]}")
                 # As much again: `data` is scanned again, so each byte about twice in all.
-                more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1))
+                more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1 - size))
                 if not more:
                     end_of = len(data)
                     break

@@ -10,12 +10,12 @@ from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 OFF = "none"
 EXACT = "exact"
 NEAR = "near"
-# Values of --split_text, besides a mark. PARAGRAPHS is none: BLANK, but a document keeps its last line end.
+# Values of --split_text, besides a mark; PARAGRAPHS, for ELECTRA, is BLANK, but a document keeps its last line end.
 LINES = "lines"
 BLANK = "blank"
-PARAGRAPHS = ""
+PARAGRAPHS = "paragraphs"
 # What is typed for these
-NO_MARKS = (LINES, BLANK, "line", "newline", "blanks", "blank_lines", "paragraph", "paragraphs", r"\n", r"\n\n", "")
+NO_MARKS = (LINES, BLANK, "line", "newline", "blanks", "blank_lines", "paragraph", PARAGRAPHS, r"\n", r"\n\n", "")
 
 
 def text_split(value: str) -> str:

@@ -15,7 +15,7 @@ from typing import Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file, user_cache
+from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
 from dataset.reading.conversations import CONVERSATION, conversation_text
@@ -70,12 +70,13 @@ def _near_or_exact(
     options: StoreOptions,
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
-    place = folder_beside(stores[0])
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
-    # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
-    with contextlib.suppress(Exception):
-        found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
-        return found
+    for place in stores[0].places:
+        # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
+        with contextlib.suppress(Exception):
+            found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
+            return found
+    place = first_writable(stores[0].places)
     # Commands that start together all search, with the same result.
     begin = time.monotonic()
     shown = options.get("progress", True)
@@ -91,11 +92,6 @@ def _near_or_exact(
         near = int(is_copy.sum() - exact.is_exact.sum())
         announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy
-
-
-def folder_beside(store: TokenStore) -> Path:
-    """The folder of a store, or the user's if that is read-only by now."""
-    return first_writable([store.folder.parent, user_cache() / "token_store"])
 
 
 def check_library(method: str) -> None:
@@ -116,7 +112,7 @@ def stored_texts(
     number = 0
     for file, path in enumerate(files):
         # Bad lines were reported when the store was built, or were to be skipped.
-        for line, text in read_documents(path, text_field, BadLines(), split_text or encoder.split_text):
+        for line, text in read_documents(path, text_field, BadLines(), split_text or encoder.document_end):
             if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
                 yield file, line, conversation_text(text) if text_field == CONVERSATION else text
                 number += 1

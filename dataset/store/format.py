@@ -55,10 +55,11 @@ class TokenStore:
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
-        # Lines for the user: what was done with fields of chats, skipped lines, and what the caller adds
-        self.notices = [f"{self.source_name}: {note}" for note in meta.get("notes", [])] + self.bad_lines.report()
-        # that it was opened for
+        # Lines for the user: what was done with fields of chats, what the tokenizer loses, skipped lines, and what the caller adds
+        self.notices = [*meta.get("notes", []), *self.bad_lines.report()]
+        # that it was opened for; where a file beside it may be, best first
         self.files: list[Path] = []
+        self.places: list[Path] = []
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

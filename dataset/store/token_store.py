@@ -48,7 +48,6 @@ from common.files import (
 )
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
-from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, add_notes, report_of
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
@@ -110,8 +109,7 @@ def open_or_build(
     # Walked and fetched once
     choices = [choose_files(path, text_suffixes, cache_dir) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
-    # what ends a document of a text file
-    document_end = split_text or encoder.split_text
+    document_end = split_text or encoder.document_end
     places = candidate_folders(paths[0], files[0], cache_dir)
     with user_errors():
         stats = stats_of(files)
@@ -123,9 +121,6 @@ def open_or_build(
         for file, stat in zip(files, stats, strict=True):
             kind = kind_of(file)
             data.append((kind.suffix + kind.compression, digests[stat]))
-        # Before hours of tokenising
-        texts = plain_texts(files, text_field, document_end)
-        losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
     # Only if it changes what is read: other stores keep their names.
     split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
@@ -142,11 +137,15 @@ def open_or_build(
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
+                    # Before hours of tokenising
+                    texts = plain_texts(files, text_field, skip_bad_lines, document_end)
+                    losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
                         _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
-                        notes = report_of(writer.notes)
+                        notes = [f"{source}: {note}" for note in report_of(writer.notes)]
+                        notes += losses if encoder.should_keep_text else []
                         writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
                     sync_folder(place)
                     store = TokenStore(place / name)
@@ -165,9 +164,8 @@ def open_or_build(
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
     store.files = files
-    store.notices += [line for _, lines in choices for line in lines] + notices_on_texts(files, document_end)
-    if encoder.should_keep_text:
-        store.notices += losses
+    store.places = places
+    store.notices += [line for _, lines in choices for line in lines]
     return store
 
 
@@ -207,7 +205,7 @@ def _tokenise(
     source: str,
     files: list[Path],
     stats: list[Stats],
-    split_text: str | None,
+    document_end: str | None,
     encode: "BlockEncoder",
     num_procs: int | None,
     progress: bool,
@@ -223,8 +221,8 @@ def _tokenise(
     begin = last_line = time.monotonic()
     done = 0
     state = ""
-    blocks = chain.from_iterable(split_into_blocks(file, encode.text_field, BLOCK_BYTES, split_text) for file in files)
-    with closing(encode_blocks(blocks, encode, num_procs)) as results:
+    blocks = (split_into_blocks(file, encode.text_field, BLOCK_BYTES, document_end) for file in files)
+    with closing(encode_blocks(chain.from_iterable(blocks), encode, num_procs)) as results:
         for block in results:
             for fault in block.faults:
                 skip_or_raise(fault, writer.bad_lines if encode.skip_bad_lines else None)

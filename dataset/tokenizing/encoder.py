@@ -70,8 +70,8 @@ class DocumentEncoder:
     that is longer than LONGEST_WHOLE.
     """
 
-    # How text files are split without --split_text, see `read_documents`.
-    split_text: str | None = None
+    # What ends a document of a text file without --split_text, see `read_documents`.
+    document_end: str | None = None
     # The last part of a single text can be held out for validation.
     can_hold_out_part = True
     # False: texts may lose case and spaces, as no figure counts their bytes.

@@ -37,10 +37,11 @@ def draw_sample(
         if not totals[-1]:
             raise DataError(f"{path}: no text in it")
         skipped = bad_lines.report() if bad_lines else []
-        # Where a text ends does not matter here.
-        advice = notices_on_texts(files, options.split_text or PARAGRAPHS)
-        for line in (*left_out, *advice, *report_of(notes), *skipped):
+        for line in (*left_out, *report_of(notes), *skipped):
             announce(line, to_stderr=True)
+    # Where a text ends does not matter here.
+    for line in notices_on_texts([file for files, _ in sources for file in files], options.split_text or PARAGRAPHS):
+        announce(line, to_stderr=True)
     sample_bytes = min(sample_bytes, sum(totals))
     for path, (files, _), weight, total in zip(data_path, sources, weights, totals, strict=True):
         wanted = sample_bytes * weight / sum(weights)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from dataset.corpus import Corpus
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.settings import PARAGRAPHS
+from tests.helpers import write_texts
 
 PROSE = "It was the best of times, it was the worst of times, it was the age of wisdom, and of foolishness too.\n"
 DIALOGUE = "Who is there?\nIt is me.\nCome in, then.\n\n"
@@ -41,3 +43,15 @@ def test_a_split_that_does_nothing_is_said_and_one_that_is_there_is_not_asked_fo
     assert notices_on_texts([file], "blank") == notices_on_texts([file], PARAGRAPHS) == []
     assert "no ### of --split_text" in notices_on_texts([file], "###")[0]
     assert "--split_text lines has no effect" in notices_on_texts([tmp_path / "a.jsonl"], "lines")[0]
+    assert notices_on_texts([tmp_path / "a.jsonl"], PARAGRAPHS) == []
+
+
+def test_a_split_that_has_an_effect_on_one_file_of_a_run_is_not_called_in_vain(tmp_path, encoder):
+    lines = write_texts(tmp_path / "a.jsonl", ["a cat", "a mat"])
+    (tmp_path / "b.txt").write_text("the cat\nsat\n")
+    text = str(tmp_path / "b.txt")
+    options = {"max_seq_len": 8, "seed": 0, "split_text": "lines", "progress": False}
+    for data_path, val_path in (([f"{lines}:0.5", f"{text}:0.5"], None), ([text], lines), ([lines], text)):
+        corpus = Corpus(data_path, encoder, val_path=val_path, **options)
+        assert not any("has no effect" in line for line in corpus.notices)
+    assert any("--split_text lines has no effect" in line for line in Corpus([lines], encoder, **options).notices)

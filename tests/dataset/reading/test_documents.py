@@ -12,6 +12,7 @@ from common.errors import DataError
 from dataset.reading import documents, faults
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
 from dataset.reading.faults import BadLines
+from dataset.reading.settings import PARAGRAPHS
 
 GOOD = [b'{"text": "one"}', '{"text": "zwei ä 二"}'.encode(), b'{"text": "three \\u4e09\\n"}']
 TEXTS = ["one", "zwei ä 二", "three 三\n"]
@@ -96,21 +97,26 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
 
 
 PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
+VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
 
 
-@given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(["lines", "blank", "<|end|>"]))
+@given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(VALUES))
 @settings(max_examples=150, deadline=None)
 def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chunk, value):
-    """Reference: str.split and re.split of all of it. The lines that are told hold the first words."""
+    """Reference: str.split and re.split of all of it. The lines that are told hold the first words. Paragraphs keep line ends."""
     file = tmp_path_factory.mktemp("split") / "a.txt"
     file.write_text("".join(parts), newline="", encoding="utf-8")
     text = "".join(parts).replace("\r\n", "\n")
-    pieces = re.split(r"\n\s*\n", text) if value == "blank" else text.split("\n" if value == "lines" else value)
+    is_blank = value in ("blank", PARAGRAPHS)
+    pieces = re.split(r"\n\s*\n", text) if is_blank else text.split("\n" if value == "lines" else value)
     with mock.patch.object(documents, "CHUNK_BYTES", chunk):
-        found = list(read_documents(file, split_text=value))
+        found = list(read_documents(file, document_end=value))
     assert [piece.strip() for _, piece in found] == [piece.strip() for piece in pieces if piece.strip()]
+    if value == PARAGRAPHS:
+        assert [piece for _, piece in found] == re.findall(r"(?m)(?:^.*\S.*(?:\n|\Z))+", text)
     for number, piece in found:
-        assert piece.strip("\n") == piece and piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
+        assert value == PARAGRAPHS or piece.strip("\n") == piece
+        assert piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
     assert found == [] or found[-1][0] <= text.count("\n") + 1
 
 
@@ -118,10 +124,10 @@ def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", 1000)
     (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 999)
     for value in ("lines", "<|end|>"):
-        assert list(read_documents(tmp_path / "a.txt", split_text=value))[-1] == (1001, "x" * 999)
+        assert list(read_documents(tmp_path / "a.txt", document_end=value))[-1] == (1001, "x" * 999)
     with pytest.raises(DataError, match="a.txt:1: the text file, read whole without --split_text, is longer than"):
         list(read_documents(tmp_path / "a.txt"))
     monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
-    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 2000)
+    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 1100 + "<|end|>")
     with pytest.raises(DataError, match="a.txt:1001: the part of the text is longer than"):
-        list(read_documents(tmp_path / "a.txt", split_text="<|end|>"))
+        list(read_documents(tmp_path / "a.txt", document_end="<|end|>"))

@@ -339,6 +339,16 @@ def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, ty
         list(read_documents(file))
 
 
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_compressed_files_in_an_arrow_file_are_no_long_text(tmp_path, kind):
+    """Whatever stands before them, at whatever place."""
+    arrow = pytest.importorskip("pyarrow")
+    blobs = [bytes(i) + b"\1\2\3\4\5\6\7\x70\x28\xb5\x2f\xfd" for i in range(16)]
+    texts = [str(i) for i in range(16)]
+    write_arrow(tmp_path / "a.arrow", arrow.table({"text": texts, "blob": blobs}), kind)
+    assert [text for _, text in read_documents(tmp_path / "a.arrow")] == texts
+
+
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 def test_damaged_arrow_and_parquet_end_in_one_line(tmp_path, kind):
     """Each byte of a small file overwritten in turn: other texts or a DataError, and pyarrow never leaves its memory."""

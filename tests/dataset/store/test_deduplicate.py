@@ -68,7 +68,13 @@ def test_near_copies_are_remembered_and_damage_is_noticed(tmp_path, encoder, mon
     for damaged in (content.replace(b"\1", b"\0"), content[:-100], b""):
         known.write_bytes(damaged)
         assert corpus_of([path], encoder, "near").documents.tolist() == expected and known.read_bytes() == content
-    monkeypatch.setattr("dataset.store.deduplicate.near_copies", None)
+    # Found in either folder, though neither can be written to by now.
+    for name in ("near_copies", "first_writable"):
+        monkeypatch.setattr(f"dataset.store.deduplicate.{name}", None)
+    assert corpus_of([path], encoder, "near").documents.tolist() == expected
+    other = tmp_path / "xdg" / "minimind" / "token_store"
+    other.mkdir(parents=True)
+    known.rename(other / known.name)
     assert corpus_of([path], encoder, "near").documents.tolist() == expected
 
 
