@@ -162,9 +162,6 @@ def check_kind(path: Path) -> None:
         raise ValueError(f"{path}: not a readable weight file ({reason})")
 
 
-# ------------------------------------------------------------------------------- a config without a .json
-
-
 def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Infer config fields from keys and shapes. Errors: ValueError with the field to pass if they do not suffice.
 

@@ -43,9 +43,6 @@ def expected_training_loss(
     return law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / full_rate, 1.0))
 
 
-# ------------------------------------------------------------------------------------------ before a run
-
-
 def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
     """A line for each non-default setting without effect. reasons: {name: why it has none; "" if it has one}."""
     lines = []
@@ -133,9 +130,6 @@ def explain_expected_loss(parameters: float, tokens: float) -> str:
         f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
         "data (encoding, order, a tokenizer for another language)"
     )
-
-
-# ------------------------------------------------------------------------------------- what to do with a finished run
 
 
 # (purpose, command)

@@ -27,6 +27,7 @@ from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
 from dataset.reading.streams import LineReader
 from dataset.store.format import Ints
+from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import lost_text
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
@@ -163,13 +164,10 @@ def encode_file(
     types: list[int] = []
     lengths: list[int] = []
     examples = list(examples_of(path, task, labelled))
-
-    def round_trip(text: str) -> str:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-        return str(tokenizer.decode([token_id for token_id in ids if token_id != tokenizer.unk_token_id]))
-
-    # Of an encoder that loses case or spaces nothing is said: most do.
-    lost_text((" ".join(example.sentences) for example in examples), round_trip, f"{path}: the tokenizer")
+    if tokenizer.is_fast:
+        # Of one that loses case or spaces nothing is said: most do.
+        encoder = DocumentEncoder(tokenizer)
+        lost_text((" ".join(example.sentences) for example in examples), encoder.round_trip, f"{path}: the tokenizer")
     labels = [value_of_label(task, example) for example in examples] if labelled else []
     for lo in range(0, len(examples), ENCODE_BATCH):
         columns = zip(*(example.sentences for example in examples[lo : lo + ENCODE_BATCH]), strict=True)

@@ -22,7 +22,6 @@ from dataset.reading.streams import Stream
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
 ArrowArray = Any
 ArrowBatch = Any
-ArrowType = Any
 ArrowSchema = Any
 
 # Upper bounds of a parquet batch: rows, and their estimated bytes
@@ -189,29 +188,13 @@ def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[b
 def _objects(arrow: ModuleType, batch: ArrowBatch) -> Iterator[bytes | BadLine]:
     """Yields the JSON object of each row, or a fault."""
     rows = batch.to_struct_array()
-    try:
-        rows.validate(full=True)
-    except arrow.ArrowInvalid:
-        rows = rows.view(_with_bytes(arrow, rows.type))
-        rows.validate(full=True)
+    rows.validate(full=True)
     for row in rows:
         try:
             value = _value(arrow, row, [faults.MAX_CONVERSATION_BYTES])
             yield json.dumps(value, ensure_ascii=False, default=_as_json).encode()
         except BadLine as bad:
             yield bad
-
-
-def _with_bytes(arrow: ModuleType, kind: ArrowType) -> ArrowType:
-    """The type with bytes for each text in it."""
-    if arrow.types.is_struct(kind):
-        return arrow.struct([field.with_type(_with_bytes(arrow, field.type)) for field in kind])
-    if arrow.types.is_list(kind):
-        return arrow.list_(kind.value_field.with_type(_with_bytes(arrow, kind.value_type)))
-    if arrow.types.is_dictionary(kind):
-        return arrow.dictionary(kind.index_type, _with_bytes(arrow, kind.value_type))
-    name = BYTES_TYPES.get(str(kind))
-    return kind if name is None else arrow.type_for_alias(name)
 
 
 # Value by value: a small row may have a million indices of one long text, or a list of a million nulls.

@@ -35,9 +35,6 @@ def refused(folder, message):
     assert str(folder) in line and "\n" not in line and len(line) < 400
 
 
-# -------------------------------------------------------------------------------------------------- what is loaded
-
-
 def write(folder, kind):
     """A tiny model in a folder. The fields of a GPT-2 have names of their own."""
     if kind == "minimind":
@@ -80,9 +77,6 @@ def test_a_config_that_is_none_or_of_more_weights_than_there_are_builds_nothing(
     refused(tmp_path, "n_layer is more than 2,000")
     with pytest.raises(UserError, match="n_layer is more than 2,000"):
         load_config("--discriminator", tmp_path)
-
-
-# -------------------------------------------------------------------------- the end of a text, and other settings
 
 
 def write_settings(folder, **fields):

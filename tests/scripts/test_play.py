@@ -147,9 +147,6 @@ def test_what_is_out_of_range_is_one_line(server, fields):
     assert status == 400 and b"\n" not in content
 
 
-# -------------------------------------------------------------------------------------------------- the runs
-
-
 def line(i, **fields):
     return json.dumps({"step": i, "update": i, "tokens": 100 * i, **fields}) + "\n"
 

@@ -52,9 +52,6 @@ def test_a_vocabulary_over_an_earlier_one_appears_whole_or_not_at_all(corpus, tm
     assert [files["vocab.txt"].count(b"\n") for files in found] == [100, 100, 140]
 
 
-# ---------------------------------------------------------------------------------------------- the committed files
-
-
 def test_committed_entries_and_special_ids(tokenizer):
     """Reference: the public tokenizers' first three ids. Every byte is there, so nothing is unknown."""
     assert len(tokenizer) == tokenizer.vocab_size == 6400
@@ -82,9 +79,6 @@ def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
     assert all(i >= len(SPECIAL_TOKENS) for i in ids)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-
-
-# -------------------------------------------------------------------------------------------------------- training
 
 
 def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
@@ -127,9 +121,6 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     words = [{"CORPUS": str(corpus), "BROKEN": str(broken)}.get(word, word) for word in arguments]
     assert message in complaint(capsys, main, words)
     assert not (tmp_path / "o").exists()
-
-
-# -------------------------------------------------------------------------------------------- the public tokenizers
 
 
 @needs_shared

@@ -74,9 +74,6 @@ def for_browser(value: object) -> object:
     return value
 
 
-# ------------------------------------------------------------------------------------------------ drawings
-
-
 def draw(
     curves: Sequence[Sequence[Curve]], names: Sequence[str], logarithmic: bool, size: tuple[float, float] = (4.6, 2.9)
 ) -> Figure:
@@ -150,9 +147,6 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
         svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
         drawn.append((chart.title, Markup(svg)))
     return drawn
-
-
-# ------------------------------------------------------------------------------------------------ texts
 
 
 def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str], bool]]:

@@ -21,9 +21,6 @@ from trainer.reporting.reporter import Reporter
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
-# ------------------------------------------------------------------------------------------------------- at the start
-
-
 def describe(
     job: Job, overview: RunOverview, run_context: RunContext, schedule: UpdateSchedule, updates: int
 ) -> tuple[str, dict[str, Any]]:
@@ -59,9 +56,6 @@ def describe(
     return line, record
 
 
-# ---------------------------------------------------------------------------------------- log lines
-
-
 def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
     """MiniMind's log line from a record of metrics, with the `shown` fields that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
@@ -73,9 +67,6 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
     if record["skipped_updates"]:
         line += f" skipped_updates:{record['skipped_updates']}"
     return line
-
-
-# --------------------------------------------------------------------------------------------------------- at the end
 
 
 def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool) -> None:

@@ -22,8 +22,6 @@ MOST_LINE_BYTES = 1 << 23
 ANSWERS = "answers"
 
 
-# ------------------------------------------------------------------------------------------------------- what is drawn
-
 # {field: its name in a legend}; default: the part of the field behind the last "/"
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
 # Fields whose long curves are drawn faintly, behind their means. In other fields the last value matters.
@@ -105,8 +103,6 @@ def smooth(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
-
-# ---------------------------------------------------------------------------------------------------- a metrics file
 
 # Figures that summarise a run: label, field, format of a value
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -221,9 +217,6 @@ class RunRecords:
     def trains_answers(self) -> bool:
         """True if the data are conversations, of which only answers are trained."""
         return bool(self.start_record("data").get("trained") == ANSWERS)
-
-
-# ------------------------------------------------------------------------------------------------ how good a model is
 
 
 # A rise of the validation loss by more than this factor is not chance.

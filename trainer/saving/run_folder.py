@@ -61,8 +61,6 @@ def check_space(folder: Path, model: torch.nn.Module) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ the lock
-
 # locks that this process holds, each with the file that names the holder
 _held: list[tuple[FileLock, Path]] = []
 

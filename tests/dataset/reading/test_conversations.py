@@ -244,20 +244,18 @@ def test_rows_of_tables_are_chats_without_the_nulls_that_arrow_adds(tmp_path, na
         {"messages": [{"role": "user", "content": "你好"}, SAID], "image": None},
         {"messages": [ASKED, calls[1]], "tools": [{"type": "function", "function": {"name": "g"}}]},
         {"messages": [ASKED, {**SAID, "content": "x" * (17 << 20)}]},
-        {"messages": [ASKED, {**SAID, "content": "in another encoding"}]},
     ]
     table = arrow.Table.from_pylist(records)
     if name == "a.parquet":
-        parquet.write_table(table, path, compression="none")
+        parquet.write_table(table, path)
     else:
         with arrow.OSFile(str(path), "wb") as file, arrow.ipc.new_stream(file, table.schema) as out:
             out.write_table(table)
-    path.write_bytes(path.read_bytes().replace(b"in another encoding", b"in another \xe9ncoding"))
     assert is_chat_file(path, "text") and not is_chat_file(path, "score")
     told, bad = Counter(), BadLines()
     found = [text for _, text in read_documents(path, CONVERSATION, bad, notes=told)]
     assert found == [text_of_conversation(record) for record in records[:3]]
-    assert bad.counts == {"too long": 1, "content is no text": 1}
+    assert bad.counts == {"too long": 1}
     assert {name: lines for (what, name), lines in told.items() if what == "passed over"} == {"image": 1, "score": 1}
 
 

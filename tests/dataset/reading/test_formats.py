@@ -144,9 +144,6 @@ def test_documents_of_office_programs_are_told_by_their_first_bytes(tmp_path, su
         list(read_documents(file, bad_lines=BadLines()))
 
 
-# ------------------------------------------------------------------------------------------------- json
-
-
 def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('\ufeff{"text":\n"one"}')
@@ -237,9 +234,6 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     assert found == [record["text"] for record in json.loads(content) if record["text"]]
 
 
-# ------------------------------------------------------------------------------------------------- csv
-
-
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
@@ -291,9 +285,6 @@ def test_a_byte_order_mark_before_a_quoted_header_is_no_part_of_it(tmp_path, quo
     file.write_bytes(b"\xef\xbb\xbf" + before + content.getvalue().encode())
     (row,) = csv.DictReader(io.StringIO(content.getvalue(), newline=""))
     assert texts_of(file) == [row["text"]] == ["\ufeffhello, world"]
-
-
-# ------------------------------------------------------------------------------------------------- arrow, parquet
 
 
 def write_arrow(path, table, kind):

@@ -36,9 +36,6 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
 
 
-# ---------------------------------------------------------------------------------------------- BOS
-
-
 @pytest.mark.parametrize("text", ["hi", "", " 你好\n", "a<|im_end|>b"])
 def test_a_plain_call_gives_what_a_document_begins_with(tokenizer, text):
     """Reference: the encoder of the trainers, without the EOS that the model is to say."""
@@ -62,9 +59,6 @@ def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(
     exported = load_tokenizer(tmp_path / "hf")
     assert exported("hi").input_ids == [1, *own("hi").input_ids]
     assert DocumentEncoder(exported).fingerprint == DocumentEncoder(load_tokenizer(tmp_path / "own")).fingerprint
-
-
-# ------------------------------------------------------------------------------------------- the model card
 
 
 def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(tmp_path, monkeypatch):
@@ -119,9 +113,6 @@ def without_tokenizer(place, target):
     for name in TOKENIZER_FILES:
         (target / name).unlink(missing_ok=True)
     return target
-
-
-# ------------------------------------------------------------------------------------------- files of a folder
 
 
 def test_a_vocabulary_without_its_merges_is_refused(tmp_path):
@@ -250,9 +241,6 @@ def test_what_a_library_raises_ends_in_one_line(tmp_path, tokenizer, monkeypatch
         load_tokenizer(MODEL)
 
 
-# ------------------------------------------------------------------------------------ a tokenizer of another text
-
-
 def words(model, trainer):
     """A tokenizer that cuts at white space, trained on English."""
     backend = Tokenizer(model)
@@ -350,9 +338,6 @@ def test_a_store_tells_at_each_start_what_was_lost_when_it_was_built(tmp_path, m
         open_or_build(path, encoder, text_field="content")
     monkeypatch.setattr(token_store, "plain_texts", None)
     assert open_or_build(path, encoder).notices == [told]
-
-
-# ------------------------------------------------------------------------------------------ one of another model
 
 
 def test_a_tokenizer_with_far_fewer_entries_than_the_embeddings_is_of_another_model(place, tmp_path, capsys):

@@ -72,9 +72,6 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
 
 
-# ------------------------------------------------------------------------------ killed before the first save
-
-
 class KilledError(Exception):
     pass
 
