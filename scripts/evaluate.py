@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     weight = Path(args.weight).resolve()
     paths = [os.path.abspath(path) for path in args.data_path]
     names = re.sub(r"[^\w.+-]", "_", without_passwords("+".join(os.path.basename(path) for path in paths)))[:60]
-    # Distinguishes data of the same name. File names need not be UTF-8.
-    digest = hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()[:6]
+    # Distinguishes data of the same name, and its splits. File names need not be UTF-8.
+    digest = hashlib.sha256(os.fsencode("\n".join([*paths, *filter(None, [args.split_text])]))).hexdigest()[:6]
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
     field = {"pairs": "sentence_good", "answers": CONVERSATION}.get(args.task, args.text_field or "text")
     with user_errors():

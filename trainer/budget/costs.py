@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common.wording import announce
 from dataset.corpus import EVAL_ROWS, FEWEST_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
@@ -133,6 +134,9 @@ def count_data(
     encoder = kind.make_encoder(tokenizer, settings)
     # The first call has announced the embedded corpus.
     corpus = open_corpus(settings, encoder, ranks, kind, verbose=text_scale is None)
+    if settings.dry_run and text_scale is None and ranks.is_main:
+        for line in corpus.notices:
+            announce(line)
     is_free = not {"val_path", "val_fraction"} & set(given)
     # Asked of rank 0: the next line is for all ranks, or for none.
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
