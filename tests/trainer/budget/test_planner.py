@@ -78,11 +78,13 @@ def test_of_few_long_texts_a_plan_holds_out_the_last_part(tmp_path, n_books):
     assert len(run.job.corpus.val_documents) == 1 and len(run.job.corpus.documents) == n_books
 
 
-def test_dry_run_writes_nothing(text, tmp_path, capfd):
-    words = flags(**SMALL_MODEL, data_path=text, out_dir=tmp_path / "out", budget_flops=3e9, dry_run=1)
+def test_dry_run_writes_nothing_and_says_what_a_run_says_of_the_text(text, tmp_path, capfd):
+    out = tmp_path / "out"
+    words = flags(**SMALL_MODEL, data_path=text, out_dir=out, budget_flops=3e9, dry_run=1, split_text="lines")
     assert train_pretrain.main(words) == 0
-    assert "plan for 3e+09 FLOP:" in capfd.readouterr().out
-    assert not (tmp_path / "out").exists()
+    said = capfd.readouterr().out
+    assert "plan for 3e+09 FLOP:" in said and said.count("--split_text lines has no effect") == 1
+    assert not out.exists()
 
 
 def test_what_the_user_says_is_kept(text, tmp_path):
