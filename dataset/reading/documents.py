@@ -40,7 +40,7 @@ from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
-# Characters of `plain_texts`
+# Characters by which a tokenizer and a text are compared
 SAMPLE = 100_000
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20

@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from common.errors import DataError, optional_package
 from common.start import ROOT
 from common.wording import counted
+from dataset.reading.documents import SAMPLE
 from dataset.store.format import digest_of_json
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ PORTABLE = {
         r"\1 }}{{ \2 }}{{ \3 }}{{ \4 }}{{ "
     ),
 }
-# `lost_text`: characters that are compared; minimum number of visible ones; maximum share of them that may vanish
-SAMPLE = 100_000
+# `lost_text`: minimum number of visible characters among those that are compared; maximum share of them that may vanish
 MIN_SAMPLE = 50
 MAX_LOST_SHARE = 0.5
 # Text of many kinds: a tokenizer that gives it back loses nothing.
