@@ -144,8 +144,9 @@ class Workers:
                 process = multiprocessing.Process(target=_serve, args=(other_end, parent, work, init))
                 with signals_blocked():
                     process.start()
+                    # A Ctrl-C that came meanwhile is raised at the end of the block: `close` has to know the process by then.
+                    self._processes.append(process)
                 other_end.close()
-                self._processes.append(process)
                 self._free.put((process, own_end))
         except OSError as error:
             self.close()

@@ -1,4 +1,4 @@
-"""How long a command has been running, as --budget counts it."""
+"""How long a command has been running, as --budget counts it, and a pool of processes."""
 
 import subprocess
 import sys
@@ -23,3 +23,23 @@ def test_a_command_that_is_called_as_a_function_counts_from_its_call(monkeypatch
     assert processes.seconds_since_start() >= 3600
     processes.restart_clock()
     assert 0 <= processes.seconds_since_start() < 60
+
+
+# A signal that the start of a process holds back
+INTERRUPTED = """
+import multiprocessing, os, signal
+from common.processes import Workers
+signal.signal(signal.SIGINT, signal.default_int_handler)
+start = multiprocessing.Process.start
+def interrupted(process):
+    start(process)
+    os.kill(os.getpid(), signal.SIGINT)
+multiprocessing.Process.start = interrupted
+Workers(1, print, int)
+"""
+
+
+def test_a_ctrl_c_during_the_start_of_a_process_ends_both():
+    """Else the exit would wait for a process that nobody ends."""
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "KeyboardInterrupt" in ended.stderr
