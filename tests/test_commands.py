@@ -21,8 +21,8 @@ from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
-from trainer.electra.settings import ElectraSettings
-from trainer.glue.settings import GlueSettings
+from encoders.electra.settings import ElectraSettings
+from encoders.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 

@@ -22,8 +22,8 @@ from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
 from tests.helpers import ROOT, write_texts
 from tests.scripts.test_export import write
-from tests.trainer import test_train_electra
-from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
+from tests.encoders.electra import test_command as test_train_electra
+from tests.encoders.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from trainer import train_electra, train_pretrain, train_tokenizer
 
 MODEL = ROOT / "model"

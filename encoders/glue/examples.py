@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError, library_errors
 from common.files import atomic_file
 from common.wording import announce, counted
-from dataset.glue.glue_tasks import Task
+from encoders.glue.tasks import Task
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
 from dataset.reading.streams import LineReader
