@@ -13,9 +13,9 @@ from functools import cache
 import pytest
 
 from common.settings import SettingsParser
-from tests.helpers import ROOT
 from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
 from encoders.glue.settings import GlueSettings, PublishedFlags
+from tests.helpers import ROOT
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 from trainer.sft.settings import SftSettings
 
@@ -134,7 +134,8 @@ def test_every_flag_is_read(kind):
         path
         for path in SOURCES
         if relative(path).startswith(("trainer/", "encoders/"))
-        and path.stem != "settings" and not any(name in relative(path) for name in others)
+        and path.stem != "settings"
+        and not any(name in relative(path) for name in others)
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     # use_wandb becomes --tracker wandb; the launcher's LOCAL_RANK counts, not its flag; those of run.py become other flags, or are ignored with a line.

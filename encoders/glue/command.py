@@ -19,15 +19,15 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import DataError, UserError, optional_package, user_errors
 from common.files import atomic_file, file_digest, read_object, remove
-from encoders.glue.examples import GlueAssembler, cached_features, examples_of
-from encoders.glue.tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
+from encoders.glue.examples import GlueAssembler, cached_features, examples_of
 from encoders.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
 from encoders.glue.settings import GlueSettings
+from encoders.glue.tasks import LARGEST_SCORE, METRICS, TASKS, Task
+from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.job import RunContext
 from trainer.launch import launch, lock_files
 from trainer.loop import Trainer

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
-from encoders.electra.examples import ElectraAssembler
 from encoders.electra import networks
+from encoders.electra.examples import ElectraAssembler
 from encoders.electra.networks import NETWORKS, ElectraPretrainer, configs
+from encoders.electra.settings import SIZES
 from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
-from encoders.electra.settings import SIZES
 
 # a discriminator of two layers; the generator's are a quarter as wide
 TINY = dict(zip(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size",

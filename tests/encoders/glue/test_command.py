@@ -16,14 +16,14 @@ from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.files import remove
-from encoders.glue.tasks import TASKS
-from tests.helpers import ROOT, before_update
-from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from encoders.glue import command
-from trainer import train_glue
-from trainer.engine import Engine
 from encoders.glue.job import GlueJob, init_model, layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
+from encoders.glue.tasks import TASKS
+from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
+from tests.helpers import ROOT, before_update
+from trainer import train_glue
+from trainer.engine import Engine
 from trainer.job import Length, Progress
 from trainer.machine.ranks import Ranks
 
