@@ -8,6 +8,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
+from dataset.arrays import Ints
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
@@ -15,9 +16,9 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
+from dataset.store.build import StoreOptions, open_or_build
 from dataset.store.deduplicate import check_library, copies_among
-from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
-from dataset.store.token_store import StoreOptions, open_or_build
+from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # largest error of a share without a warning: whole documents seldom add up to it exactly

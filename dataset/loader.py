@@ -16,7 +16,7 @@ import torch
 
 from common.processes import WorkerDied, Workers
 from dataset.packing import Recipe
-from dataset.store.format import Documents
+from dataset.store.token_store import Documents
 from model.loss import IGNORE
 
 # Updates prefetched beyond the current one. When a rank's loader fails, the others learn of it with its next update, on

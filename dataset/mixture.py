@@ -24,9 +24,10 @@ from itertools import pairwise
 import numpy as np
 
 from common.errors import DataError
+from dataset.arrays import Ints
 from dataset.packing import PiecesOfRows, RowPlan, permutation
 from dataset.shares import MAX_REPEATS, Curve, Point, Source, name_of
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 
 # Separates the random numbers of the mixture from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
