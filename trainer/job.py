@@ -30,6 +30,7 @@ import torch
 from dataset.loader import MakesBatches
 from dataset.store.token_store import DigestCheck
 from trainer.advice import Command
+from trainer.batching import Batching
 from trainer.budget.clock import Clock
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
@@ -220,6 +221,7 @@ class Job(ABC):
     """
 
     settings: RunSettings
+    batching: Batching
     # model, optimisers and loss
     engine: Engine
     # assembler[recipe] is a batch; worker processes get copies of the assembler

@@ -19,7 +19,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
-USUAL_ROWS = PretrainSettings().usual_rows
+USUAL_ROWS = PretrainSettings().batch_size
 
 
 @pytest.mark.parametrize(
