@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, library_errors, user_errors
 from common.files import atomic_folder, read_object
+from common.start import next_command
 from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
@@ -25,7 +26,7 @@ from dataset.tokenizing.saving import return_segments
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from model.loss import IGNORE
-from trainer.advice import common_warnings, next_command, warnings_of
+from trainer.advice import common_warnings, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
 from trainer.evaluation import evaluation_mode, sums_over_batches

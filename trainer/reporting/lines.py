@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.start import next_command
 from common.wording import counted
 from dataset.loader import UpdateSchedule
-from trainer.advice import next_command
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Progress, RunContext, RunOverview
 from trainer.machine.measure import describe_machine, versions
