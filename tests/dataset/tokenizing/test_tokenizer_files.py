@@ -20,10 +20,10 @@ from dataset.tokenizing.tokenizer_files import check_vocabulary_size, lost_text
 from dataset.tokenizing.wordpiece import wordpiece
 from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
+from tests.encoders.electra import test_command as test_train_electra
+from tests.encoders.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from tests.helpers import ROOT, write_texts
 from tests.scripts.test_export import write
-from tests.trainer import test_train_electra
-from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from trainer import train_electra, train_pretrain, train_tokenizer
 
 MODEL = ROOT / "model"

@@ -11,12 +11,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from common.errors import UserError
-from model.electra.model_electra import Output
+from encoders.electra.job import AUC_BINS, VAL_SEED, ElectraJob, sums_of
+from encoders.electra.networks import Output
 from model.loss import IGNORE
-from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
-from tests.trainer.test_train_electra import equal, log_lines, train, weights
-from trainer.electra.job import AUC_BINS, VAL_SEED, ElectraJob, sums_of
+from tests.encoders.electra.test_command import data as data  # noqa: F401 - a fixture
+from tests.encoders.electra.test_command import equal, log_lines, train, weights
+from tests.encoders.electra.test_examples import write_lines
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 

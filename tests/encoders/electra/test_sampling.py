@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.electra.model_electra import CHUNK, running_sums, sample
+from encoders.electra.networks import CHUNK, running_sums, sample
 
 
 @pytest.mark.parametrize("V", [1, 50, CHUNK, 2 * CHUNK + 90])

@@ -20,29 +20,29 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.wording import counted
-from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
-from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
 from dataset.tokenizing.saving import return_segments, save_tokenizer
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size
-from model.electra.encoders import ready_mask, use_fast_attention
-from model.electra.model_electra import init_position_embeddings
+from encoders.electra.networks import init_position_embeddings
+from encoders.fast_layers import ready_mask, use_fast_attention
+from encoders.glue.examples import Batch, GlueAssembler, GluePlan, Totals
+from encoders.glue.settings import GlueSettings
+from encoders.glue.tasks import Task
+from encoders.schedules import ENCODER_SCHEDULES
 from model.networks import load_config, load_network
 from trainer.engine import Engine, Update, rows_of_update, schedule_of
 from trainer.evaluation import gather_batch_rows
-from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
-from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.sharding import put_on_device
 
 RESULTS = "eval_results.json"
 # Families that take a mask per query unchanged. transformers inspects a mask of [R, T], which waits for the device.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-# supported families; tests/trainer/glue/test_families.py checks that their padding is masked
+# supported families; tests/encoders/glue/test_families.py checks that their padding is masked
 FAMILIES = sorted({*READY_MASK, "deberta-v2", "modernbert", "mpnet", "xlm", "xlnet"})
 # The layer number in a parameter's name. XLM lists its attentions and its FFNs separately; layers of an ALBERT that
 # share weights are a group.

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
-from dataset.electra.electra_dataset import ElectraAssembler
-from model.electra import model_electra
-from model.electra.model_electra import NETWORKS, ElectraPretrainer, configs
+from encoders.electra import networks
+from encoders.electra.examples import ElectraAssembler
+from encoders.electra.networks import NETWORKS, ElectraPretrainer, configs
+from encoders.electra.settings import SIZES
 from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
-from trainer.electra.settings import SIZES
 
 # a discriminator of two layers; the generator's are a quarter as wide
 TINY = dict(zip(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size",
@@ -28,7 +28,7 @@ def tiny(seed=0, vocab_size=60, position_init="normal", **options):
 
 def drawn(tokens):
     """Let the generator draw these [R, K]."""
-    return mock.patch.object(model_electra, "sample", lambda *args: tokens.flatten())
+    return mock.patch.object(networks, "sample", lambda *args: tokens.flatten())
 
 
 class Tokens:

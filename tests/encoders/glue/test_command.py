@@ -16,13 +16,14 @@ from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.files import remove
-from dataset.glue.glue_tasks import TASKS
+from encoders.glue import command
+from encoders.glue.job import GlueJob, init_model, layer_groups, metrics_of
+from encoders.glue.settings import GlueSettings
+from encoders.glue.tasks import TASKS
+from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.helpers import ROOT, before_update
-from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import GlueJob, init_model, layer_groups, metrics_of
-from trainer.glue.settings import GlueSettings
 from trainer.job import Length, Progress
 from trainer.machine.ranks import Ranks
 
@@ -102,7 +103,7 @@ def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
 def test_a_run_has_the_epochs_of_its_task_or_a_part_of_one(place, tmp_path):
     """20 examples make 5 updates. 10 epochs of STS-B, 3 of other tasks."""
     for task, epochs, updates in (("cola", 0.5, 3), ("cola", None, 15), ("stsb", None, 50)):
-        with mock.patch("trainer.glue.job.layer_groups", wraps=layer_groups) as groups:
+        with mock.patch("encoders.glue.job.layer_groups", wraps=layer_groups) as groups:
             found = fine_tune(place, tmp_path / f"{task} {updates}", task=task, epochs=epochs, layer_decay=0.7)
         assert found[task]["seeds"]["42"]["updates"] == updates
         assert groups.call_args.args[2] == 0.7
@@ -139,7 +140,7 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
         with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
             assert train_glue.main(part) == 128 + signal.SIGTERM
     else:
-        no_predictions = mock.patch.object(train_glue, "write_predictions", side_effect=[None, ArithmeticError])
+        no_predictions = mock.patch.object(command, "write_predictions", side_effect=[None, ArithmeticError])
         with no_predictions, pytest.raises(ArithmeticError):
             train_glue.main(part)
         remove(tmp_path / "part" / "cola" / "seed_43" / "model")

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from encoders.electra.job import VAL_SEED, ElectraJob
+from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
+from tests.encoders.electra.test_examples import write_lines, write_vocab
 from tests.helpers import ROOT, argument_list, before_update, command_line, complaint, stopped_after, trainer_of
 from trainer import train_electra
-from trainer.electra.job import VAL_SEED, ElectraJob
-from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
 from trainer.job import Progress
 from trainer.optim.build import build_adamw
 

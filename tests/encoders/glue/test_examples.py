@@ -8,8 +8,8 @@ import torch
 from transformers import BertTokenizer
 
 from common.errors import DataError, UserError, user_errors
-from dataset.glue.glue_dataset import Features, GlueAssembler, GluePlan, cached_features, encode_file, examples_of
-from dataset.glue.glue_tasks import LARGEST_SCORE, TASKS, Task, task_list, task_name
+from encoders.glue.examples import Features, GlueAssembler, GluePlan, cached_features, encode_file, examples_of
+from encoders.glue.tasks import LARGEST_SCORE, TASKS, Task, task_list, task_name
 from tests.helpers import SHARED, needs_shared
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", '"', "[", "]", "sep", *"abcdefghij"]

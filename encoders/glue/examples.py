@@ -22,13 +22,13 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError, library_errors
 from common.files import atomic_file
 from common.wording import announce, counted
-from dataset.glue.glue_tasks import Task
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
 from dataset.reading.streams import LineReader
 from dataset.store.format import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import lost_text
+from encoders.glue.tasks import Task
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
 LONGEST_SENTENCE = 1 << 20

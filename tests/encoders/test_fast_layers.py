@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.electra import encoders
-from model.electra.encoders import SHORT_ROWS, attention, dropout_mask, ready_mask, written_out
+from encoders import fast_layers
+from encoders.fast_layers import SHORT_ROWS, attention, dropout_mask, ready_mask, written_out
 
 
 def test_hashed_dropout_is_even_and_independent():
@@ -27,7 +27,7 @@ def test_hashed_dropout_is_even_and_independent():
 def test_attention_and_its_gradients_are_torchs(monkeypatch, T, dtype, tolerance, kind):
     """Relative to the norm, where it is written out too: a graph gives it a mask to add, a batch of another shape one of bools."""
     calls = []
-    monkeypatch.setattr(encoders, "written_out", lambda *given: calls.append(1) or written_out(*given))
+    monkeypatch.setattr(fast_layers, "written_out", lambda *given: calls.append(1) or written_out(*given))
     torch.manual_seed(0)
     inputs = [torch.randn(2, 2, T, 4, dtype=dtype).requires_grad_() for _ in range(3)]
     upstream = torch.randn(2, T, 2, 4, dtype=dtype)

@@ -6,9 +6,9 @@ import random
 import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForPreTraining
 
-from dataset.glue.glue_tasks import TASKS
+from encoders.glue.tasks import TASKS
 from tests import helpers
-from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.encoders.glue.test_examples import WORDS
 from trainer import train_glue
 
 HEADERS = {

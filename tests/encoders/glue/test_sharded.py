@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from tests.encoders.glue.glue_helpers import arguments, make_place
 from tests.helpers import new_port, run_ranks
-from tests.trainer.glue.glue_helpers import arguments, make_place
 from trainer import train_glue
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.trainer.glue.glue_helpers import arguments, complaint
+from encoders.glue import job
+from encoders.glue.job import FAMILIES, layer_groups, order_classes
+from tests.encoders.glue.glue_helpers import arguments, complaint
 from trainer import train_glue
-from trainer.glue import job
-from trainer.glue.job import FAMILIES, layer_groups, order_classes
 
 # Those that differ most in pairs, padding and parts; `make test-all` trains the others too.
 QUICK = ("bert", "deberta-v2", "roberta", "xlm", "xlnet")

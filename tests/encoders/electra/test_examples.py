@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples, LineEncoder
 from dataset.loader import UpdateSchedule
 from dataset.packing import all_documents
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
+from encoders.electra.examples import ElectraAssembler, ElectraPlan, Examples, LineEncoder
 from model.loss import IGNORE
 from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of, write_texts
 
@@ -74,7 +74,7 @@ def test_every_token_is_in_exactly_one_example_and_none_spans_two_documents(open
 
 def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
     """Reference: gather lines to the target, cut at (target - 3)//2, carry the rest over; without the random choices."""
-    import dataset.electra.electra_dataset as module
+    import encoders.electra.examples as module
 
     tokenizer, encoder, store, documents = opened
     for name in ("SINGLE_SEGMENT", "RANDOM_TARGET", "OVERFLOW"):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from common.flags import at_least, fraction, not_negative, open_fraction, positive, seed
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
+from encoders.schedules import ENCODER_SCHEDULES
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
 from trainer.settings import DividedMachineSettings, OptimizerSettings, OutputSettings, UpdateSettings
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.electra.encoders import compile_layers, ready_mask, use_fast_attention
+from encoders.fast_layers import compile_layers, ready_mask, use_fast_attention
 from model.loss import IGNORE
 
 # The two networks; each is saved in a folder of this name.

@@ -7,8 +7,8 @@ from typing import ClassVar
 from common.flags import at_least, fraction, not_negative, positive
 from common.settings import Settings, setting, switch, with_default
 from common.start import ROOT
-from dataset.glue.glue_tasks import METRICS, TASKS, task_list
-from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
+from encoders.glue.tasks import METRICS, TASKS, task_list
+from encoders.schedules import ENCODER_SCHEDULES
 from trainer.settings import MachineSettings, OutputSettings, UpdateSettings
 
 

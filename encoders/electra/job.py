@@ -15,7 +15,6 @@ from common.files import atomic_folder, read_object
 from common.start import next_command
 from common.wording import announce, counted
 from dataset.corpus import Corpus
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.reading.file_kinds import expand_user
@@ -24,10 +23,12 @@ from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.saving import return_segments
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.electra.model_electra import NETWORKS, ElectraPretrainer, Output, configs, non_padding
+from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
+from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, configs, non_padding
+from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
+from encoders.schedules import ENCODER_SCHEDULES
 from model.loss import IGNORE
 from trainer.advice import common_warnings, warnings_of
-from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
 from trainer.evaluation import evaluation_mode, sums_over_batches
 from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
@@ -36,7 +37,6 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
-from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import file_of_resumed_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
