@@ -68,6 +68,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
+from common.files import relative_to_cwd
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
@@ -82,7 +83,6 @@ from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
-from trainer.pretrain.initial_model import relative_to_cwd
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 

@@ -34,9 +34,9 @@ from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
 from trainer.reducer import Reducer, make_reducer
-from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings
 from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.snapshot import snapshot
 
 # The loss of a job, see above. Batch and totals are NamedTuples of the job.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, library_errors, user_errors
 from common.files import atomic_folder, read_object
+from common.start import next_command
 from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -27,7 +28,7 @@ from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, confi
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
 from model.loss import IGNORE
-from trainer.advice import common_warnings, next_command, warnings_of
+from trainer.advice import common_warnings, warnings_of
 from trainer.batching import Batching
 from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import evaluation_mode, sums_over_batches

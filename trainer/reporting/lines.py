@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.start import next_command
 from common.wording import counted
-from trainer.advice import next_command
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Progress, RunContext, RunOverview
 from trainer.machine.measure import describe_machine, versions
@@ -20,9 +20,7 @@ from trainer.reporting.reporter import Reporter
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
-def describe(
-    job: Job, overview: RunOverview, run_context: RunContext, updates: int
-) -> tuple[str, dict[str, Any]]:
+def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: int) -> tuple[str, dict[str, Any]]:
     """Returns (line on what a run derives from its flags, record of its start). updates: of the run."""
     ranks, device = run_context.ranks, run_context.device
     settings = job.settings

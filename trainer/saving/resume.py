@@ -21,10 +21,11 @@ from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, min_over_ranks, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, update_of, verified
 from trainer.saving.run_folder import RECORDS
 from trainer.saving.weights import weights_to_save
 from trainer.settings import RunSettings
+from trainer.snapshot import snapshot
 
 # version of a checkpoint's content; goes up when older ones can no longer be resumed
 FORMAT = 2
