@@ -17,9 +17,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
+from dataset.arrays import Ints
 from dataset.packing import chunks, permutation
 from dataset.reading.settings import PARAGRAPHS
-from dataset.store.format import Documents, Ints, Tokens
+from dataset.store.token_store import Documents, Tokens
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
 

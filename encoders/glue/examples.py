@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError, library_errors
 from common.files import atomic_file
 from common.wording import announce, counted
+from dataset.arrays import Ints
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expand_user
 from dataset.reading.streams import LineReader
-from dataset.store.format import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import lost_text
 from encoders.glue.tasks import Task

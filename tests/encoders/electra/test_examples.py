@@ -9,7 +9,7 @@ import pytest
 from common.errors import DataError
 from dataset.loader import UpdateSchedule
 from dataset.packing import all_documents
-from dataset.store.token_store import open_or_build
+from dataset.store.build import open_or_build
 from dataset.tokenizing.wordpiece import save_wordpiece
 from encoders.electra.examples import ElectraAssembler, ElectraPlan, Examples, LineEncoder
 from encoders.vocabulary import load_wordpiece

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset.store import token_store
-from dataset.store.format import FILES
-from dataset.store.token_store import BlockEncoder, open_or_build
+from dataset.store import build
+from dataset.store.build import BlockEncoder, open_or_build
+from dataset.store.token_store import FILES
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, wait_until, write_texts
@@ -28,7 +28,7 @@ TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(token_store, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(build, "BLOCK_BYTES", 1000)
 
 
 def write(path, texts=TEXTS):
@@ -67,10 +67,10 @@ def test_any_number_of_processes_gives_the_same_bytes(tmp_path, encoder, small_b
 
 def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encoder, monkeypatch):
     path = write(tmp_path / "a.jsonl")
-    monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
+    monkeypatch.setattr(build.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
     open_or_build(path, encoder)
-    read, hashed = token_store.file_digest, []
-    monkeypatch.setattr(token_store, "file_digest", lambda file: hashed.append(file) or read(file))
+    read, hashed = build.file_digest, []
+    monkeypatch.setattr(build, "file_digest", lambda file: hashed.append(file) or read(file))
     store = open_or_build(path, encoder)
     assert hashed == []
     for broken in ("[1]", '{"files": ["00"], "sha256": "0"}'):
@@ -174,13 +174,13 @@ def test_read_only_data_folder(tmp_path, encoder, capsys):
 
 def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
     path = write(tmp_path / "a.jsonl")
-    real = token_store.encode_blocks
+    real = build.encode_blocks
 
     def edit_first(*args):
         write(tmp_path / "a.jsonl", ["other"])
         return real(*args)
 
-    monkeypatch.setattr(token_store, "encode_blocks", edit_first)
+    monkeypatch.setattr(build, "encode_blocks", edit_first)
     with pytest.raises(DataError, match="changed while"):
         open_or_build(path, encoder)
     assert not list((tmp_path / ".token_store").glob("*/"))
@@ -189,10 +189,10 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
 SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
-from dataset.store import token_store
-token_store.BLOCK_BYTES = 5000
+from dataset.store import build
+build.BLOCK_BYTES = 5000
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
-store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
+store = build.open_or_build({path!r}, encoder, num_procs={procs})
 print(store.folder, len(store))
 """
 
@@ -221,13 +221,13 @@ import signal, sys, time
 # What is started in the background of a shell would not hear Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(ROOT)!r})
-from dataset.store import token_store
-encode_blocks = token_store.encode_blocks
+from dataset.store import build
+encode_blocks = build.encode_blocks
 def hanging(*arguments):
     blocks = encode_blocks(*arguments)
     yield next(blocks)
     time.sleep(300)
-token_store.encode_blocks = hanging
+build.encode_blocks = hanging
 """
 
 
