@@ -26,6 +26,7 @@ if __name__ == "__main__":
 
 from common.flags import not_negative, seed
 from common.settings import Settings, setting, switch
+from dataset.arrays import Ints
 from trainer.pretrain.settings import DataSettings, PretrainSettings, ValidationDataSettings
 
 DESCRIPTION = __doc__ or ""
@@ -74,9 +75,9 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
+from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
-from dataset.store.format import ConcatStore, Ints
-from dataset.store.token_store import first_writable
+from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK

@@ -17,12 +17,12 @@ import pytest
 
 from common.settings import SettingsParser
 from dataset import embedded_corpus, embedded_questions
+from encoders.electra.settings import ElectraSettings
+from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
-from trainer.electra.settings import ElectraSettings
-from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 

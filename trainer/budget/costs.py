@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.wording import announce
-from dataset.corpus import EVAL_ROWS, FEWEST_DOCUMENTS, Corpus, document_to_split, split_by_hash
+from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -68,7 +68,7 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 TIMED_SHARE = 0.01
 MOST_TIMED_S = 10.0
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
-# least about FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
+# least about FEWEST_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
@@ -177,7 +177,7 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
-    if n_documents < FEWEST_DOCUMENTS:
+    if n_documents < MIN_DOCUMENTS:
         fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
         # A few long documents: the last part of the longest
         is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None

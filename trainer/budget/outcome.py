@@ -19,7 +19,7 @@ from common.processes import seconds_since_start
 from common.settings import field_default, write_settings
 from common.start import script_path, shell_line
 from common.wording import counted
-from dataset.corpus import FEWEST_DOCUMENTS
+from dataset.corpus import MIN_DOCUMENTS
 from model.config import MiniMindConfig
 from trainer.budget import laws
 from trainer.budget.costs import Cut, RunCosts
@@ -214,7 +214,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
-            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} short documents, of copies of one, or if it would be "
+            f"no validation: nothing is held out of fewer than {MIN_DOCUMENTS} short documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
     command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)

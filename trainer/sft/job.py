@@ -10,7 +10,8 @@ from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions
-from dataset.reading.file_kinds import find_files, is_address
+from dataset.reading.file_kinds import find_files
+from dataset.reading.remote import is_address
 from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
