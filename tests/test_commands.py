@@ -95,7 +95,7 @@ def test_the_command_of_make_pretrain():
 
 def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
     flags = flags_of_make_pretrain("BUDGET=10m", "ARGS=--seed 7")
-    assert PretrainSettings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
+    assert PretrainSettings.parse(flags).user_set == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("target", ["pretrain", "chat"])

@@ -5,7 +5,7 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -34,7 +34,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.settings import PretrainSettings, seconds_of
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -119,16 +119,9 @@ class Data:
 
 
 def count_data(
-    settings: PretrainSettings,
-    given: Collection[str],
-    ranks: Ranks,
-    kind: TextKind = DOCUMENTS,
-    text_scale: float | None = None,
+    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, text_scale: float | None = None
 ) -> Data:
-    """Tokenise new text, and count. given: names of the given settings. text_scale: of the same text, if it is known.
-
-    Errors: DataError, UserError.
-    """
+    """Tokenise new text, and count. text_scale: of the same text, if it is known. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
@@ -137,7 +130,7 @@ def count_data(
     if settings.dry_run and text_scale is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
-    is_free = not {"val_path", "val_fraction"} & set(given)
+    is_free = not {"val_path", "val_fraction"} & settings.user_set
     # Asked of rank 0: the next line is for all ranks, or for none.
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
@@ -220,25 +213,28 @@ class Cut(NamedTuple):
 class RunCosts:
     """Costs of runs with these settings on this data and machine, and their budget.
 
-    given: names of the settings that the user gives. seconds, tokens, flops: the budget; two of them are None. seconds_left:
-    rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: given by the user; None: free. compiled:
-    the run will be compiled.
+    fixed: names of the settings that a plan leaves as they are. seconds, tokens, flops: the budget; two of them are None.
+    seconds_left: rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: set by the user; None: free.
+    compiled: the run will be compiled.
     """
 
-    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine) -> None:
         """A collective: all ranks must call it."""
         self.settings = settings
-        self.given = given
+        self.fixed = settings.user_set | settings.fixed_in_plans
+        if settings.from_weight != "none":
+            # Existing weights have a fixed shape.
+            self.fixed |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
         self.data = data
         self.machine = machine
-        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
+        self.optimizer = settings.optimizer if "optimizer" in self.fixed else "muon"
         self.seconds = seconds_of(settings.budget) if settings.budget else None
         self.seconds_left = self.seconds
         self.tokens = settings.budget_tokens
         self.flops = settings.budget_flops
-        self.batch_size = settings.batch_size if "batch_size" in given else None
-        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
-        self.eval_interval = settings.eval_interval if "eval_interval" in given else None
+        self.batch_size = settings.batch_size if "batch_size" in self.fixed else None
+        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in self.fixed else None
+        self.eval_interval = settings.eval_interval if "eval_interval" in self.fixed else None
         self.n_prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: some nodes may have a compiler, and others none.
         self.compiled = on_main(machine.ranks, self._is_compiled)
@@ -250,9 +246,9 @@ class RunCosts:
 
     def init_scheme(self, config: MiniMindConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
-        if "init_scheme" in self.given:
+        if "init_scheme" in self.fixed:
             return self.settings.init_scheme
-        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
+        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
