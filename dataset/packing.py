@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.store.format import Documents, Ints
+from dataset.arrays import Ints
+from dataset.store.token_store import Documents
 
 # (document, first token within it, pairs)
 Piece = tuple[int, int, int]

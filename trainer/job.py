@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 
 from dataset.loader import MakesBatches
-from dataset.store.format import DigestCheck
+from dataset.store.token_store import DigestCheck
 from trainer.advice import Command
 from trainer.budget.clock import Clock
 from trainer.engine import Engine, Update

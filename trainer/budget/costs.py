@@ -5,7 +5,7 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.wording import announce
-from dataset.corpus import EVAL_ROWS, FEWEST_DOCUMENTS, Corpus, document_to_split, split_by_hash
+from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -34,7 +34,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.settings import PretrainSettings, seconds_of
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -68,7 +68,7 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 TIMED_SHARE = 0.01
 MOST_TIMED_S = 10.0
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
-# least about FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
+# least about FEWEST_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
@@ -119,16 +119,9 @@ class Data:
 
 
 def count_data(
-    settings: PretrainSettings,
-    given: Collection[str],
-    ranks: Ranks,
-    kind: TextKind = DOCUMENTS,
-    text_scale: float | None = None,
+    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, text_scale: float | None = None
 ) -> Data:
-    """Tokenise new text, and count. given: names of the given settings. text_scale: of the same text, if it is known.
-
-    Errors: DataError, UserError.
-    """
+    """Tokenise new text, and count. text_scale: of the same text, if it is known. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
@@ -137,7 +130,7 @@ def count_data(
     if settings.dry_run and text_scale is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
-    is_free = not {"val_path", "val_fraction"} & set(given)
+    is_free = not {"val_path", "val_fraction"} & settings.user_set
     # Asked of rank 0: the next line is for all ranks, or for none.
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
@@ -177,7 +170,7 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
-    if n_documents < FEWEST_DOCUMENTS:
+    if n_documents < MIN_DOCUMENTS:
         fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
         # A few long documents: the last part of the longest
         is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None
@@ -220,25 +213,28 @@ class Cut(NamedTuple):
 class RunCosts:
     """Costs of runs with these settings on this data and machine, and their budget.
 
-    given: names of the settings that the user gives. seconds, tokens, flops: the budget; two of them are None. seconds_left:
-    rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: given by the user; None: free. compiled:
-    the run will be compiled.
+    fixed: names of the settings that a plan leaves as they are. seconds, tokens, flops: the budget; two of them are None.
+    seconds_left: rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: set by the user; None: free.
+    compiled: the run will be compiled.
     """
 
-    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine) -> None:
         """A collective: all ranks must call it."""
         self.settings = settings
-        self.given = given
+        self.fixed = settings.user_set | settings.fixed_in_plans
+        if settings.from_weight != "none":
+            # Existing weights have a fixed shape.
+            self.fixed |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
         self.data = data
         self.machine = machine
-        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
+        self.optimizer = settings.optimizer if "optimizer" in self.fixed else "muon"
         self.seconds = seconds_of(settings.budget) if settings.budget else None
         self.seconds_left = self.seconds
         self.tokens = settings.budget_tokens
         self.flops = settings.budget_flops
-        self.batch_size = settings.batch_size if "batch_size" in given else None
-        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
-        self.eval_interval = settings.eval_interval if "eval_interval" in given else None
+        self.batch_size = settings.batch_size if "batch_size" in self.fixed else None
+        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in self.fixed else None
+        self.eval_interval = settings.eval_interval if "eval_interval" in self.fixed else None
         self.n_prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: some nodes may have a compiler, and others none.
         self.compiled = on_main(machine.ranks, self._is_compiled)
@@ -250,9 +246,9 @@ class RunCosts:
 
     def init_scheme(self, config: MiniMindConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
-        if "init_scheme" in self.given:
+        if "init_scheme" in self.fixed:
             return self.settings.init_scheme
-        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
+        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
     def _is_compiled(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from common.wording import counted
+from dataset.arrays import Ints
 from dataset.corpus import Corpus
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 from model.config import parameter_count
 from trainer.advice import Command, expected_training_loss, explain_expected_loss, next_command, pretraining_notices
 from trainer.budget import hardness, laws
