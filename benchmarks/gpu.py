@@ -36,12 +36,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_checks, gpu_electra
+from benchmarks import gpu_checks
 from benchmarks.gpu_checks import Check
 from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
 from common.flags import Parser
 from common.start import ROOT
+from encoders.gpu_checks import ELECTRA
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic, pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, versions
@@ -159,7 +160,7 @@ SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("waiting and graphs", gpu_checks.WAITING),
     ("bad numbers", gpu_checks.BAD_NUMBERS),
     ("against the plain loop", against_plain_loop),
-    ("ELECTRA and GLUE", gpu_electra.ELECTRA),
+    ("ELECTRA and GLUE", ELECTRA),
 ]
 # those that run by default: they fit nine minutes
 USUAL_SECTIONS = range(7)

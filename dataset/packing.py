@@ -4,6 +4,8 @@ A document of n tokens has n-1 (input, target) pairs and takes n-1 positions of 
 part of one that fits a row; the parts of a document share their boundary token, so that every target is used
 exactly once.
 
+`naive_rows` is the specification, one piece after the other. `EpochPlan` gives the same rows for millions of documents.
+
 A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone: every rank makes the same one
 without communication, and a position in it is one number, the row. It uses numpy's raw bit stream and sorts of distinct
 keys, whose results are the same in every numpy and on every machine.
@@ -11,6 +13,7 @@ keys, whose results are the same in every numpy and on every machine.
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,6 +22,44 @@ import numpy as np
 
 from dataset.arrays import Ints
 from dataset.store.token_store import Documents
+
+# (document, first token within it, pairs)
+Piece = tuple[int, int, int]
+
+
+def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[list[Piece]]:
+    """The packed rows of an epoch. lengths: tokens of each document. Random numbers are drawn from `bits`."""
+    pieces = []
+    for document, length in enumerate(lengths):
+        for start in range(0, length - 1, T):
+            pieces.append((document, start, min(T, length - 1 - start)))
+
+    # Best-fit decreasing, as in https://arxiv.org/abs/2404.10830: from the longest to the shortest, each piece goes into the
+    # fullest row that has room for it, or else into a new row. Of equally full rows, those filled with the same lengths are a
+    # group: the newest group comes first (groups are numbered from 0 down), and of its rows the first.
+    open_rows: list[list[tuple[int, int]]] = [[] for _ in range(T + 1)]  # [free positions]: a heap of (group, row)
+    groups: dict[tuple[int, int], int] = {}
+    rows: list[list[Piece]] = []
+    row_of_piece = []
+    for pairs in sorted((pairs for _, _, pairs in pieces), reverse=True):
+        free = next((free for free in range(pairs, T) if open_rows[free]), T)
+        if free == T:
+            heapq.heappush(open_rows[T], (1, len(rows)))
+            rows.append([])
+        group, row = heapq.heappop(open_rows[free])
+        group = groups.setdefault((group, pairs), -len(groups))
+        heapq.heappush(open_rows[free - pairs], (group, row))
+        row_of_piece.append(row)
+
+    # The rows get random places in the epoch, and pieces of equal length are shuffled: both sorts are stable.
+    places = np.argsort(bits.random_raw(len(rows)) >> np.uint64(32), kind="stable")
+    draws = bits.random_raw(len(pieces)) >> np.uint64(32 + T.bit_length())
+    shuffled = [pieces[number] for number in np.argsort(draws, kind="stable")]
+    by_length = sorted(shuffled, key=lambda piece: piece[2], reverse=True)
+    for piece, row in zip(by_length, row_of_piece, strict=True):
+        rows[places[row]].append(piece)
+    return [sorted(row) for row in rows]
+
 
 # Documents or rows processed at once: bounds the memory of temporaries.
 CHUNK = 1 << 18
@@ -99,11 +140,9 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
 
     `runs` take the pieces in order of decreasing length; room[r]: spans of rows that end with r free positions.
 
-    The rule, as in https://arxiv.org/abs/2404.10830: from the longest piece to the shortest, put each into the fullest
-    row that has room for it, or else into a new row. Done piece by piece, that takes a search for each. But only the
-    length of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
-    room are kept together as spans. The time depends on the number of distinct lengths, some hundreds, not of
-    documents, some millions. The tests compare with the rule done piece by piece.
+    The rule is that of `naive_rows`. Only the length of a piece and the free room of a row matter, so all pieces of one
+    length are placed at once, and rows with the same room are kept together as spans (its groups). The time depends on the
+    number of distinct lengths, some hundreds, not of documents, some millions.
     """
     runs: list[Run] = []
     room: list[list[Span]] = [[] for _ in range(T + 1)]
@@ -203,8 +242,7 @@ class RowPlan(ABC):
         # A dict, not a set, keeps the order of the rows.
         return list(dict.fromkeys(document.tolist()))
 
-    def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:
-        """[(document, first token within it, pairs), ...] of one row."""
+    def pieces_of_row(self, row: int) -> list[Piece]:
         _, document, start, pairs = self.pieces([row])
         return list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
 
@@ -300,7 +338,6 @@ class EpochPlan(RowPlan):
 
         Two sorts of one array of keys do this. The first sorts by the length of each piece, which gives the list. Then
         the length is overwritten by the piece's row, and the second sort gives the pieces row by row.
-        tests/dataset/test_packing.py has the same with lists, piece by piece.
         """
         runs, room, self.n_rows = best_fit(counts, self.T)
         # The place of each row of `best_fit` in the epoch. Drawn before the order of the pieces, from the same stream:
