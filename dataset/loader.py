@@ -1,6 +1,6 @@
 """From row numbers to tensors: which rank trains which rows, the batches, and the processes that build them.
 
-Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
+Shapes. R: rows of a batch, T: positions of a row.
 """
 
 import math
@@ -81,49 +81,35 @@ class Assembler:
         self.target_filter = target_filter
 
     def __getitem__(self, recipe: Recipe) -> Batch:
-        # Vectorised: no loop over the pieces (the test has one). The pairs of all pieces are numbered consecutively
-        # from 0. For each pair two index arrays give its source in `tokens` and its place in the flat batch. Within a
-        # piece both rise by one, so each is the running number plus an offset of the piece.
-        per_row, begin, pairs, T, is_padded = recipe
-        tokens = self.store.tokens
-        R = max(self.n_rows, len(per_row))
+        tokens, T = self.store.tokens, recipe.T
+        shape = (max(self.n_rows, len(recipe.per_row)), T)
         # Positions that no piece overwrites below stay padding. It is not trained, so any valid id will do.
-        inputs = np.zeros((R, T), dtype=np.int64)
-        targets = np.full((R, T), IGNORE, dtype=np.int64)
-        documents = np.full((R, T), -1, dtype=np.int64)
-        positions = np.zeros((R, T), dtype=np.int64)
-
-        n_pieces = len(pairs)
-        n_pairs = int(pairs.sum())
-        # each piece's row, and the number of pairs before the piece
-        row = np.repeat(np.arange(len(per_row)), per_row)
-        pairs_before = np.cumsum(pairs) - pairs
-        # each row's first piece, and the number of pairs before the row
-        first_piece = np.cumsum(per_row) - per_row
-        pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
-        # Start of each piece in the flat batch: after the earlier pieces of its row.
-        place = row * T + pairs_before - pairs_before_row[row]
-
-        # The two index arrays: `source` into the tokens, `to` into the batch.
-        pair = np.arange(n_pairs)
-        source = pair + np.repeat(begin - pairs_before, pairs)
-        to = pair + np.repeat(place - pairs_before, pairs)
-        inputs.reshape(-1)[to] = tokens[source]
-        targets.reshape(-1)[to] = tokens[source + 1]
-        number_in_row = np.arange(n_pieces) - first_piece[row]
-        documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
-        positions.reshape(-1)[to] = pair - np.repeat(pairs_before, pairs)
-        if is_padded:
-            # The last token of a document, never the input of a pair, follows its pairs.
-            short = pairs < T
-            inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
+        inputs = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, IGNORE, dtype=np.int64)
+        documents = np.full(shape, -1, dtype=np.int64)
+        positions = np.zeros(shape, dtype=np.int64)
+        numbers = np.arange(T)
+        pieces = zip(recipe.begin.tolist(), recipe.pairs.tolist(), strict=True)
+        for row, count in enumerate(recipe.per_row.tolist()):
+            at = 0
+            for number, (begin, pairs) in enumerate(islice(pieces, count)):
+                ids = tokens[begin : begin + pairs + 1]
+                end = at + pairs
+                inputs[row, at:end] = ids[:-1]
+                targets[row, at:end] = ids[1:]
+                documents[row, at:end] = number
+                positions[row, at:end] = numbers[:pairs]
+                if recipe.is_padded and end < T:
+                    # The last token of a document, never the input of a pair, follows its pairs.
+                    inputs[row, end] = ids[-1]
+                at = end
         batch = Batch(
             input_ids=torch.from_numpy(inputs),
             targets=torch.from_numpy(targets),
             document_ids=torch.from_numpy(documents),
             position_ids=torch.from_numpy(positions),
-            n_targets=n_pairs,
-            n_documents=n_pieces,
+            n_targets=int(recipe.pairs.sum()),
+            n_documents=len(recipe.pairs),
         )
         return batch if self.target_filter is None else self.target_filter(batch)
 
@@ -211,9 +197,9 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
     except MemoryError as error:
         raise LoaderError(f"no memory is left to assemble a batch ({error})") from error
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise LoaderError(
-            f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): the "
+            f"a batch cannot be assembled ({type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}): the "
             "tokenised data may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, to "
             "rebuild it",
             is_data_fault=True,
@@ -280,7 +266,7 @@ class Loader:
         if self.num_workers:
             batches = self._from_processes(recipes, schedule.micro_batches(schedule.update_rows))
         else:
-            batches = (assembled(self.assembler, one) for one in recipes)
+            batches = (assembled(self.assembler, of_batch) for of_batch in recipes)
         if self.pin_memory:
             batches = (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
         for update in numbers:
