@@ -70,13 +70,13 @@ def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, 
     )
     pids = []
 
-    def found_text(result):
+    def value_text(result):
         # The section runs: now somebody ends the command.
         pids.extend(map(int, result["value"].split()))
         os.kill(os.getpid(), signal.SIGTERM)
         return ""
 
-    monkeypatch.setattr(gpu, "found_text", found_text)
+    monkeypatch.setattr(gpu, "value_text", value_text)
     with pytest.raises(KeyboardInterrupt):
         main(tmp_path, "--sections", "0")
     assert len(pids) == 2
