@@ -135,7 +135,7 @@ class DataLook:
         copies = exact_copies(self.store.doc_hash)
         sections: list[Section] = []
         if self.settings.texts:
-            copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].places))
+            copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].cache_folders))
             odd = []
             examples = []
             for kind, count in self.odd_counts.most_common():
@@ -195,8 +195,7 @@ class DataLook:
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
         if isinstance(self.encoder, ChatEncoder):
             added = 0
-            most = self.settings.max_seq_len - 1
-            answers = self.encoder.answers.count(self.store, np.arange(len(self.store)), most)
+            answers = self.encoder.answers.count(self.store, self.settings.max_seq_len - 1)
         rows = []
         for name, documents in self._documents_of_sources():
             lengths = self.lengths[documents]
