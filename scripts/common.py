@@ -30,9 +30,15 @@ from dataset.tokenizing.tokenizer_files import (
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.networks import load_config, load_network
-from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
+from model.weight_record import (
+    ROW_LENGTH_FIELD,
+    SPECIAL_TOKENS_FIELD,
+    THOUGHTS_FIELD,
+    VOCABULARY_FIELD,
+    existing_weights_hint,
+    read_record,
+)
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.pretrain.initial_model import existing_weights_hint
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
+from common.files import relative_to_cwd
 from common.settings import flags_of
 from common.wording import announce, counted, one_line, printable
 from dataset.arrays import Ints
@@ -41,7 +42,6 @@ from scripts.arguments import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
-from trainer.pretrain.initial_model import relative_to_cwd
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings

@@ -34,12 +34,12 @@ from common.errors import UserError, utf8
 from common.flags import positive, seed, share
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.weight_record import existing_weights_hint
 from scripts.arguments import DEFAULT_WEIGHT, play_parser, temperature
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load, trained_length
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.initial_model import existing_weights_hint
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
 MAX_NEW_TOKENS = 1024

@@ -75,6 +75,17 @@ def test_no_module_imports_itself_in_a_circle():
     graphlib.TopologicalSorter(edges).prepare()
 
 
+@pytest.mark.parametrize("folder", ["trainer", "dataset"])
+def test_no_rooms_import_each_other_in_a_circle(folder):
+    """The rooms of a folder: its subfolders, and the files beside them. Imports within functions count."""
+    edges = {}
+    for path in (ROOT / folder).rglob("*.py"):
+        rooms = {name.split(".")[1] for name in imports(path) if name.startswith(f"{folder}.")}
+        room = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
+        edges.setdefault(room, set()).update(rooms - {room})
+    graphlib.TopologicalSorter(edges).prepare()
+
+
 def test_no_script_shadows_a_dependency():
     """Run by path, its folder is searched first. References: the import names of what is installed."""
     taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names

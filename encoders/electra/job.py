@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, library_errors, user_errors
 from common.files import atomic_folder, read_object
+from common.start import next_command
 from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -27,8 +28,9 @@ from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import load_wordpiece, return_segments
 from model.loss import IGNORE
-from trainer.advice import common_warnings, next_command, warnings_of
-from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
+from trainer.advice import common_warnings, warnings_of
+from trainer.batching import Batching
+from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import evaluation_mode, sums_over_batches
 from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
@@ -70,6 +72,7 @@ class ElectraJob(Job):
         # Then the number of micro-batches follows, and --accumulation_steps has no effect.
         self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
+        self.batching = Batching.of(settings, self.ranks)
         self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
@@ -340,7 +343,7 @@ class ElectraJob(Job):
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
         # FLOPs of this rank, padding included: it is computed too.
-        rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
+        rows = self.batching.rows / self.ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # Networks from files have other sizes.
@@ -395,7 +398,7 @@ class ElectraJob(Job):
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank, overview.plan.T)
+        shape = (self.batching.micro_rows, overview.plan.T)
         width = self.model.discriminator.config.hidden_size
         return compile_blocks(
             self.model.compile_training, choice, self.device, shape, overview.flops, self.dtype, width

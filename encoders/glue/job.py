@@ -31,7 +31,8 @@ from encoders.glue.tasks import Task
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import return_segments
 from model.networks import load_config, load_network
-from trainer.engine import Engine, Update, rows_of_update, schedule_of
+from trainer.batching import Batching
+from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
@@ -81,6 +82,7 @@ class GlueJob(Job):
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
         self.ranks = run_context.ranks
+        self.batching = Batching.of(settings, self.ranks)
         self.device = run_context.device
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
         # Not in `compile_model`, which a run that only evaluates does not reach.
@@ -135,7 +137,7 @@ class GlueJob(Job):
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
-            n_updates = schedule_of(settings, self.ranks, len(data.train.features.lengths)).n_updates
+            n_updates = self.batching.schedule(len(data.train.features.lengths)).n_updates
             if settings.max_steps > 0:
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
@@ -186,7 +188,7 @@ class GlueJob(Job):
         done = progress.update
         total = self.length.max_updates
         if total == UNLIMITED:
-            of_update = rows_of_update(settings, self.ranks)
+            of_update = self.batching.rows
             done = update.epoch * update.n_rows + update.first_row
             total = self.length.epochs * update.n_rows
         warmup = int(settings.warmup_share * total)

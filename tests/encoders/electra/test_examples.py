@@ -137,7 +137,7 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
     tokenizer, encoder, store, _ = opened
     plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1, -1, all_documents(store)), 0.15, 1, epoch)
     assembler = ElectraAssembler(store, tokenizer, 32, 0.15, style, 1)
-    schedule, found = UpdateSchedule(plan.n_rows, batch_size, 2, world_size, start_row), {}
+    schedule, found = UpdateSchedule(plan.n_rows, 2 * batch_size * world_size, batch_size, world_size, start_row), {}
     for rank in range(world_size):
         steps = zip(steps_of(schedule, rank), batches_of(assembler, plan, schedule, rank, workers), strict=True)
         for (_, _, lo, hi), (*_, batch) in steps:
