@@ -207,6 +207,14 @@ def read_object(path: str | Path) -> dict[str, object]:
     return content
 
 
+def relative_to_cwd(path: Path) -> Path:
+    """The path as one would type it in the current folder."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
 def is_hard_link(path: Path, original: Path) -> bool:
     """Returns whether `path` is a hard link to the file `original`, or a folder of links to all files in that folder."""
     if original.is_dir():

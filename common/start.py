@@ -72,6 +72,11 @@ def shell_line(words: Iterable[str]) -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
+def next_command(purpose: str, script: str, *words: str | Path) -> tuple[str, str]:
+    """(purpose, a command as typed in the current folder). script: its path in the repository."""
+    return purpose, shell_line(["python", script_path(script), *map(str, words)])
+
+
 def stop(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

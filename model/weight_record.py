@@ -1,9 +1,9 @@
-"""Record of the training in the `.json` beside a weight, and in an export's config.json."""
+"""The weights in a folder, and the record of their training: in the `.json` beside a .pth, and in an export's config.json."""
 
 from pathlib import Path
 from typing import Any
 
-from common.files import read_object
+from common.files import read_object, relative_to_cwd
 
 # SHA-256 digests of the `.pth` beside it: the newest, and the one before, which is still there after a crash between the
 # writes.
@@ -30,3 +30,13 @@ def with_generation(record: dict[str, Any]) -> dict[str, Any]:
     if record.get("generation") is None and "moe_intermediate_size" in record:
         return {**record, "generation": "minimind3"}
     return record
+
+
+def existing_weights_hint(*folders: Path) -> str:
+    """Such as "there is out/pretrain_256.pth", for an error: the newest weights of the first folder with any."""
+    for folder in folders:
+        # MiniMind's own trainer keeps its checkpoints beside the weights.
+        paths = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
+        if paths:
+            return f"there is {relative_to_cwd(max(paths, key=lambda path: path.stat().st_mtime))}"
+    return f"{relative_to_cwd(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"

@@ -21,6 +21,7 @@ gradients are summed, and nothing is divided by the number of micro-batches or r
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +30,7 @@ import torch
 
 from dataset.loader import MakesBatches
 from dataset.store.token_store import DigestCheck
-from trainer.advice import Command
-from trainer.budget.clock import Clock
+from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
@@ -103,6 +103,27 @@ class Progress:
     log_seconds: float = 0.0
     # {tracker: id of the run in it}
     tracker_ids: dict[str, str | None] = field(default_factory=dict)
+
+
+class Clock(Protocol):
+    """Moves the end of a run that has a time budget. All ranks have one."""
+
+    @property
+    def end(self) -> int:
+        """The last update of the run."""
+
+    def factor(self, update: int) -> float | None:
+        """Factor of the learning rate after `update` updates, once the end has moved; None: follow the schedule."""
+
+    def after_update(self, update: int) -> None:
+        """To be called on all ranks after each update. It may move the end."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """The context of an evaluation, whose time is no update's."""
+
+    def state_dict(self) -> dict[str, float | None]: ...
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None: ...
 
 
 @dataclass
@@ -204,10 +225,12 @@ class RunOverview:
     flops_per_token: float = 0.0
     # FLOPs of this rank in the whole run; 0: nothing is timed
     flops: float = 0.0
+    # that the whole run trains
+    tokens: float = 0.0
     # fields of a log line besides loss and learning rate
     shown: Sequence[str] = ("grad_norm",)
-    # commands at the end of the report
-    next_commands: Sequence[Command] = ()
+    # (purpose, command), at the end of the report
+    next_commands: Sequence[tuple[str, str]] = ()
     # expected loss, shown beside the actual one; None: unknown
     forecast: Forecast | None = None
 
@@ -220,6 +243,7 @@ class Job(ABC):
     """
 
     settings: RunSettings
+    batching: Batching
     # model, optimisers and loss
     engine: Engine
     # assembler[recipe] is a batch; worker processes get copies of the assembler

@@ -10,9 +10,9 @@ Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the d
 From here to the weights:
 
     PretrainSettings        trainer/pretrain/settings.py   the flags
-    run_command             trainer/pretrain/command.py    one process or several
+    run_command             trainer/command.py             one process or several
         launch              trainer/launch.py              ranks, device, stop signals
-          train             trainer/pretrain/command.py    plans a --budget, then calls these two:
+          train             trainer/command.py             plans a --budget, then calls these two:
             PretrainJob     trainer/pretrain/job.py        data, model, loss, learning rate
             Trainer.run     trainer/loop.py                the loop
               Engine        trainer/engine.py              one update
@@ -41,13 +41,13 @@ from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
+from trainer.command import run_command
 from trainer.loop import train_epoch
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain import initial_model
-from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 

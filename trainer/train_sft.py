@@ -8,7 +8,7 @@ A line of the data is {"conversations": [{"role": ..., "content": ...}, ...]} or
 only what the assistant says. Without data it learns questions on Python's documentation. `--help` lists the flags;
 docs/sft.md explains the data, the mask and the result.
 
-Read on in trainer/pretrain/command.py (job and Trainer), trainer/loop.py (the loop) and trainer/sft/job.py (what differs
+Read on in trainer/command.py (job and Trainer), trainer/loop.py (the loop) and trainer/sft/job.py (what differs
 from pretraining).
 """
 
@@ -31,8 +31,8 @@ if __name__ == "__main__":
 import os
 
 from common.wording import announce
+from trainer.command import run_command
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.command import run_command
 from trainer.sft.job import SftJob, defaults_for_data_size
 from trainer.sft.settings import SftSettings
 

@@ -12,7 +12,7 @@ from trainer.machine.cpu_ranks import Divisible, divide
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with these flags. Returns the exit code. argv: as in trainer/pretrain/command.py."""
+    """Train with these flags. Returns the exit code. argv: as in trainer/command.py."""
     settings = ElectraSettings.parse(argv)
     processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
     return launch(train, settings, argv, processes, notices)

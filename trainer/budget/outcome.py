@@ -92,7 +92,6 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         "learning_rate": laws.SIDE_RATE,
         "weight_decay": laws.WEIGHT_DECAY,
         "lr_schedule": "wsd",
-        "decay_share": laws.DECAY_SHARE,
         "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
         "batch_size": plan.cut.batch_size,
         "accumulation_steps": steps,
@@ -103,6 +102,8 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
+    if "lr_schedule" not in costs.fixed or costs.settings.lr_schedule == "wsd":
+        chosen["decay_share"] = laws.DECAY_SHARE
     # Only if the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype

@@ -1,25 +1,21 @@
 """The data of a run as its flags name it, and the length of the run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from common.processes import seconds_since_start
 from common.start import ROOT
 from common.wording import announce, counted
-from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
+from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.budget import laws
-from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_cost
-from trainer.engine import rows_of_update
+from trainer.batching import Batching
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.initial_model import InitialModel
-from trainer.pretrain.settings import DataSettings, PretrainSettings, seconds_of
+from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 
 class TextKind(NamedTuple):
@@ -78,8 +74,7 @@ def open_corpus(
 
     verbose: announce the embedded corpus if it is used.
     """
-    # With --batch_size auto, an update has as many rows as without.
-    rows = rows_of_update(replace(settings, batch_size=settings.usual_rows), ranks)
+    rows = Batching.of(settings, ranks).rows
 
     def open_own() -> Corpus:
         return kind.corpus(
@@ -124,57 +119,23 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = 
     return [str(embedded)]
 
 
-def length_of_mixture(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> str:
+def length_of_mixture(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> str:
     """The length that changing shares are laid out for; "": epochs, which are in the row layout."""
     if not (settings.max_updates and corpus.shares_change):
         return ""
-    return f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
+    return f"{counted(settings.max_updates, 'update')} of {counted(update_rows, 'row')}"
 
 
-def length_of_run(
-    settings: PretrainSettings,
-    ranks: Ranks,
-    corpus: Corpus,
-    validation: ValidationBatches | None,
-    layers: int,
-    prompts: int,
-) -> Length:
-    """The length of a run, by its flags or the clock of a --budget.
-
-    layers: of the model. prompts: number of samples.
-    """
+def length_of_run(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> Length:
+    """The length of a run, by its flags."""
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
-    update_rows = rows_of_update(settings, ranks)
     if settings.max_updates:
         length.flag = "--max_updates"
     if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
         length.rows_of_epoch = settings.max_updates * update_rows
-    if settings.has_budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
-        # No flag makes such a run longer: a plan is for one budget, and a mixture of another length has other rows from the first on.
+    if corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
+        # No flag makes such a run longer: a mixture of another length has other rows from the first on.
         length.flag = ""
-    if not settings.budget:
-        return length
-    updates = settings.max_updates
-    # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: epochs until all text has
-    # been read once, more than one in a mixture, whose epoch ends with its scarcest source.
-    first_plan = corpus.plan(0)
-    targets = first_plan.row_targets(0, first_plan.n_rows)
-    unique = laws.unique_tokens(laws.parts_of(corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first_plan.n_rows * unique / targets
-    evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
-    interval = settings.eval_interval // settings.accumulation_steps
-    length.clock = Clock(
-        seconds_of(settings.budget),
-        seconds_since_start(),
-        Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
-        ranks,
-        seconds_at_end=FILES_S + REPORT_S * settings.report,
-        sample_seconds=SAMPLE_S_OF_LAYER * layers * prompts,
-        evaluation_updates=evaluation_cost(settings.use_compile != "0") * evaluated_rows / update_rows,
-        # Without validation there are samples only at the end.
-        evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
-        most_updates=max(updates, int(most_rows / update_rows)),
-    )
     return length

@@ -24,7 +24,7 @@ from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.induction import init_induction
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import VOCABULARY_FIELD, read_record
+from model.weight_record import VOCABULARY_FIELD, existing_weights_hint, read_record
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
@@ -145,24 +145,6 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
         instead += "; a model of the Hugging Face hub is downloaded first, with hf download"
     return f"there is neither a folder of a model with that name nor {path}; {instead}"
-
-
-def existing_weights_hint(*folders: Path) -> str:
-    """Such as "there is out/pretrain_256.pth", for an error: the newest weights of the first folder with any."""
-    for folder in folders:
-        # MiniMind's own trainer keeps its checkpoints beside the weights.
-        found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
-        if found:
-            return f"there is {relative_to_cwd(max(found, key=lambda path: path.stat().st_mtime))}"
-    return f"{relative_to_cwd(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
-
-
-def relative_to_cwd(path: Path) -> Path:
-    """The path as one would type it in the current folder."""
-    try:
-        return path.absolute().relative_to(Path.cwd())
-    except ValueError:
-        return path
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:

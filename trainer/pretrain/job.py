@@ -2,8 +2,7 @@
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +13,11 @@ from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS
 from model.weight_record import ROW_LENGTH_FIELD
-from trainer.budget.outcome import plan_path, write_plan
+from trainer.batching import Batching
 from trainer.cuda_graphs import can_be_recorded
-from trainer.engine import Update, make_engine, schedule_of
+from trainer.engine import Update, make_engine
 from trainer.evaluation import Sampler, evaluate, read_prompts
-from trainer.job import Evaluation, Identity, Job, Progress, RunContext, RunFiles, RunOverview
+from trainer.job import Evaluation, Forecast, Identity, Job, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
@@ -45,6 +44,8 @@ class PretrainJob(Job):
 
     # Documents or conversations, and where they are stored (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
+    # (job, plan of epoch 0, overview) -> (lines for the user, the expected loss), set by the command
+    advise: Callable[["PretrainJob", RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
 
     def __init__(self, settings: PretrainSettings, run_context: RunContext) -> None:
         ranks, device = run_context.ranks, run_context.device
@@ -57,7 +58,7 @@ class PretrainJob(Job):
         # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():
-            prompts = read_prompts(settings.sample_prompts)
+            self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight sets some of the settings.
             self.initial_model = open_model(settings, self.kind.make_encoder, ranks, device)
             self.notices += self.initial_model.notices
@@ -77,13 +78,12 @@ class PretrainJob(Job):
             settings, lines = resolve_batch_size(settings, stem, self.model, self.corpus, dtype, device, ranks, free)
             self.notices += lines
         self.settings = settings
+        self.batching = Batching.of(settings, ranks)
 
         self.files = RunFiles(
             stem,
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
-            # Without the budget: the plan is in the other settings.
-            settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            write_at_start={plan_path(stem): partial(write_plan, settings, stem, ranks)},
+            settings=settings,
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
@@ -98,7 +98,7 @@ class PretrainJob(Job):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
                 "row layout": self.corpus.layout(),
-                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
+                "length of the mixture": length_of_mixture(settings, self.corpus, self.batching.rows),
                 "optimizer": settings.optimizer,
             },
             defaults={
@@ -138,7 +138,7 @@ class PretrainJob(Job):
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
-        validation = self.corpus.validation()
+        self.validation = validation = self.corpus.validation()
         self.evaluation = Evaluation(
             eval_interval=settings.eval_interval,
             save_best=self.write_weights,
@@ -146,13 +146,15 @@ class PretrainJob(Job):
         )
         if validation:
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
-        if prompts:
+        if self.prompts:
             self.evaluation.samples = Sampler(
-                self.initial_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.trains_answers
+                self.initial_model.tokenizer,
+                encoder,
+                self.prompts,
+                settings.seed,
+                with_prompt=not self.kind.trains_answers,
             )
-        self.length = length_of_run(
-            settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(prompts)
-        )
+        self.length = length_of_run(settings, self.corpus, self.batching.rows)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -160,24 +162,30 @@ class PretrainJob(Job):
         return self.corpus.plan(epoch)
 
     def overview(self, progress: Progress) -> RunOverview:
+        # Always epoch 0: a resume decides on compiling as the first start did.
+        first_plan = self.corpus.plan(0)
         overview = pretraining_overview(
             self.settings,
             self.initial_model,
             self.corpus,
+            first_plan,
+            self.batching,
             # A run that is one plan is described as a whole.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
-            ranks=self.ranks,
             answers=self.kind.trains_answers,
         )
-        overview.notices = [*self.notices, *overview.notices]
+        lines: list[str] = []
+        if self.advise is not None:
+            lines, overview.forecast = self.advise(self, first_plan, overview)
+        overview.notices = [*self.notices, *overview.notices, *lines]
         return overview
 
     def compile_model(self, overview: RunOverview) -> list[str]:
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        rows = schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank
+        rows = self.batching.micro_rows
         if is_gpu:
             # rows of the largest micro-batch: a small epoch has fewer
             rows = min(rows, overview.plan.n_rows)
@@ -194,12 +202,9 @@ class PretrainJob(Job):
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
-        # --warmup_iters counts micro-batches. Those that ranks compute in parallel count as one; with --rows_per_update each
-        # counts, so that the rate does not depend on the number of ranks.
-        at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         # Counted to the end of the update: the first one would otherwise have a rate of 0.
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
+        warmup = rows_at_its_end / max(settings.warmup_iters * self.batching.flag_rows, 1)
         # The clock of a --budget, once it has moved the end of the run
         factor = self.length.clock.factor(progress.update) if self.length.clock else None
         if factor is None:

@@ -2,22 +2,22 @@
 
 import gzip
 import math
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from common.start import next_command
 from common.wording import counted
 from dataset.arrays import Ints
 from dataset.corpus import Corpus
+from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
 from model.config import parameter_count
-from trainer.advice import Command, expected_training_loss, explain_expected_loss, next_command, pretraining_notices
-from trainer.budget import hardness, laws
-from trainer.engine import rows_of_update, schedule_of
-from trainer.job import SHORT_RUN_FLOPS, RunOverview
+from trainer.advice import common_warnings, warnings_of
+from trainer.batching import Batching
+from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.memory import flops_per_token, mean_context
@@ -29,24 +29,23 @@ def pretraining_overview(
     settings: PretrainSettings,
     initial_model: InitialModel,
     corpus: Corpus,
+    first_plan: RowPlan,
+    batching: Batching,
     *,
     epoch: int,
     epochs: int,
-    ranks: Ranks,
     answers: bool,
 ) -> RunOverview:
-    """settings: of the run; those of initial_model may have --batch_size auto. epoch: the next one of `epochs`. answers: the run
-    trains the answers of conversations."""
-    asked = initial_model.settings
+    """settings: of the run; those of initial_model may have --batch_size auto. first_plan: of epoch 0. epoch: the next one of
+    `epochs`. answers: the run trains the answers of conversations."""
+    asked, ranks = initial_model.settings, batching.ranks
     config = initial_model.model.config
-    # Always epoch 0: a resume decides on compiling as the first start did.
-    first_plan = corpus.plan(0)
     plan = corpus.plan(epoch)
     n_rows = first_plan.n_rows * epochs
     if settings.max_updates:
         # The last update of an epoch may have fewer rows.
-        passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first_plan.n_rows).n_updates)
-        n_rows = min(first_plan.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
+        passes = math.ceil(settings.max_updates / batching.schedule(first_plan.n_rows).n_updates)
+        n_rows = min(first_plan.n_rows * passes, settings.max_updates * batching.rows)
     # Upper bound, as if each row were one document: this decides on compiling.
     flops = flops_per_token(config, first_plan.T) * n_rows * first_plan.T / ranks.world_size
     trained = first_plan.row_targets(0, first_plan.n_rows)
@@ -62,24 +61,14 @@ def pretraining_overview(
         f"({plan.fill:.1%} full)",
     ]
 
-    # Rows of the micro-batches that flags such as --warmup_iters count
-    usual_rows = asked.usual_rows * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
-    tokens = n_rows * first_plan.T * first_plan.fill
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
         notices += note_on_spelt_tokens(corpus, initial_model)
     if initial_model.encoder.eos_id is None:
         notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    notices += pretraining_notices(
-        asked,
-        ranks,
-        parameters=parameters,
-        tokens=tokens,
-        update_tokens=rows_of_update(settings, ranks) * first_plan.T * first_plan.fill,
-        micro_batches=math.ceil(n_rows / usual_rows),
-        has_validation=corpus.val_store is not None,
-    )
+    micro_batches = math.ceil(n_rows / Batching.of(asked, ranks).flag_rows)
+    notices += warnings_on_settings(asked, ranks, micro_batches, corpus.val_store is not None)
 
     data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
     if answers:
@@ -89,29 +78,6 @@ def pretraining_overview(
         assert corpus.val_documents is not None
         data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, initial_model.tokenizer)
 
-    # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
-    forecast = None
-    has_law = settings.optimizer in laws.MEASURED_OPTIMIZERS
-    is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
-    scale = 0.0
-    if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
-        # The lines of the log show it beside the training loss.
-        scale = hardness.text_scale(corpus.assembler(), first_plan, None)
-    # No forecast for text that is much easier than any that was measured.
-    if scale >= laws.EASIEST:
-        parts = laws.parts_of(corpus, trained)
-        law = partial(
-            laws.expected_loss,
-            config,
-            parts=parts,
-            scale=scale,
-            optimizer=settings.optimizer,
-            # The gain of induction heads was measured with Muon.
-            init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",
-            context=mean_context(first_plan),
-        )
-        forecast = partial(expected_training_loss, law, laws.unique_tokens(parts), settings.learning_rate)
-        notices.append(explain_expected_loss(parameters, tokens))
     return RunOverview(
         plan=plan,
         lines=lines,
@@ -122,11 +88,33 @@ def pretraining_overview(
         # For the utilisation in the log: FLOPs that a trained token of this corpus really needs.
         flops_per_token=flops_per_token(config, mean_context(first_plan)) * (first_plan.n_pairs / trained),
         flops=flops,
+        tokens=n_rows * first_plan.T * first_plan.fill,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
         next_commands=next_commands(settings, settings.stem(config.hidden_size, config.use_moe), answers),
-        forecast=forecast,
     )
+
+
+def warnings_on_settings(
+    settings: PretrainSettings, ranks: Ranks, micro_batches: int, has_validation: bool
+) -> list[str]:
+    """Warnings about settings without effect, and about a warm-up that never ends.
+
+    settings: as given by the user. micro_batches: of a rank in the whole run.
+    """
+    reasons = {
+        "init_scheme": "the weights come from a file" if settings.from_weight != "none" else "",
+        "eval_interval": "" if has_validation else "no validation data",
+        "allow_val_overlap": "" if settings.val_path else "there is no --val_path",
+        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if settings.lr_schedule != "wsd" else "",
+        "epochs": "--max_updates says when the run ends" if settings.max_updates else "",
+        "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
+    }
+    lines = warnings_of(settings, reasons) + common_warnings(settings, ranks)
+    if settings.warmup_iters >= micro_batches:
+        length = counted(micro_batches, "micro-batch", "micro-batches")
+        lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
+    return lines
 
 
 def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[str]:
@@ -145,7 +133,7 @@ def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[st
     return []
 
 
-def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:
+def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[tuple[str, str]]:
     """Suggested commands for the finished run. stem: path of its files. answers: see pretraining_overview."""
     weight = ["--weight", f"{stem}.pth"]
     # The default of the scripts is the repository's tokenizer.

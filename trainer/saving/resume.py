@@ -15,17 +15,17 @@ from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.settings import field_default
 from common.wording import LONGEST_REASON, counted, one_line
-from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, min_over_ranks, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, update_of, verified
 from trainer.saving.run_folder import RECORDS
 from trainer.saving.weights import weights_to_save
 from trainer.settings import RunSettings
+from trainer.snapshot import snapshot
 
 # version of a checkpoint's content; goes up when older ones can no longer be resumed
 FORMAT = 2
@@ -253,7 +253,7 @@ class Saver:
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
         rows_before = before["rows_per_update"] or product
-        rows_now = rows_of_update(self.settings, self.ranks)
+        rows_now = self.job.batching.rows
         if rows_before != rows_now:
             self.reporter.say(
                 f"warning: an update now covers {counted(rows_now, 'row')}, before the resume it covered {rows_before}; "

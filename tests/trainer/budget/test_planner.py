@@ -14,13 +14,12 @@ import yaml
 from common.errors import UserError
 from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainer_of, write_corpus
 from trainer import train_pretrain
-from trainer.budget import costs, laws, planner
+from trainer.budget import clock, costs, laws, planner
 from trainer.budget.outcome import plan_path, write_plan
 from trainer.job import RunContext
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import data
 from trainer.pretrain.settings import PretrainSettings
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -243,7 +242,7 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
     began = time.monotonic()
-    for module in (planner, data):
+    for module in (planner, clock):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
     run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
     took = time.monotonic() - began + 12

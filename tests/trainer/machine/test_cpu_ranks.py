@@ -11,10 +11,10 @@ import pytest
 from common.errors import UserError
 from tests.faults.harness import rank_environments
 from tests.helpers import flags
+from trainer.command import divisible_of
 from trainer.machine import cpu_ranks
 from trainer.machine.cpu_ranks import Divisible, choose, divide
 from trainer.machine.ranks import SharedMemory
-from trainer.pretrain.command import divisible_of
 from trainer.pretrain.settings import PretrainSettings
 
 GB = 1 << 30

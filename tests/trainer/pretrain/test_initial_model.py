@@ -5,11 +5,11 @@ import os
 import pytest
 
 from common.errors import UserError
+from model.weight_record import existing_weights_hint
 from scripts import generate
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
-from trainer.pretrain.initial_model import existing_weights_hint
 
 
 def weight(folder, name, seconds=0):

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.start import ROOT
+from common.start import ROOT, next_command
 from encoders.glue.tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
-from trainer.advice import next_command
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample

@@ -4,11 +4,9 @@ import pytest
 
 from tests.helpers import records, train, write_corpus
 from tests.trainer.budget.test_plan import text
-from trainer import advice
-from trainer.advice import EXCESS_BEFORE_DECAY
-from trainer.budget import hardness
+from trainer.budget import advice, hardness
+from trainer.budget.advice import EXCESS_BEFORE_DECAY
 from trainer.budget.laws import expected_loss
-from trainer.pretrain import overview
 
 
 def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):
@@ -18,7 +16,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     train(out_dir=tmp_path / "short", **options)
     # no forecast for a run of seconds
     assert "expected:" not in capsys.readouterr().out
-    monkeypatch.setattr(overview, "SHORT_RUN_FLOPS", 0)
+    monkeypatch.setattr(advice, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
     monkeypatch.setattr(hardness, "text_scale", lambda *_: 0.6)
     run = train(out_dir=tmp_path / "long", **options)

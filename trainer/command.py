@@ -1,13 +1,16 @@
 """What train_pretrain.py and train_sft.py do between their flags and the loop: split into processes, plan a budget, train."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from common.errors import UserError
 from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
-from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
+from trainer.budget.advice import advise
+from trainer.budget.clock import clock_of
+from trainer.budget.outcome import plan_path, plan_to_resume, refuse_forgotten_budget, write_plan
 from trainer.budget.planner import plan_run
 from trainer.job import RunContext
 from trainer.launch import launch
@@ -81,4 +84,14 @@ def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[Pr
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
     job = job_kind(settings, run_context)
+    # What the loop and the job take from the planner is handed in here.
+    job.advise = advise
+    job.length.clock = clock_of(job)
+    if settings.has_budget:
+        # A plan is for one budget: no flag makes its run longer.
+        job.length.flag = ""
+    stem = job.files.stem
+    job.files.write_at_start = {plan_path(stem): partial(write_plan, job.settings, stem, run_context.ranks)}
+    # Without the budget: the plan is in the other settings.
+    job.files.settings = replace(job.settings, budget=None, budget_tokens=None, budget_flops=None)
     return Trainer(job, run_context).run()

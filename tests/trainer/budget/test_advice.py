@@ -3,9 +3,8 @@
 import pytest
 
 from tests.helpers import train, write_corpus
-from trainer import advice
-from trainer.advice import pretraining_notices
-from trainer.machine.ranks import Ranks
+from trainer.budget import advice
+from trainer.budget.advice import notes_on_rates
 from trainer.pretrain.settings import PretrainSettings
 
 
@@ -22,11 +21,9 @@ from trainer.pretrain.settings import PretrainSettings
 def test_updates_and_rates_that_are_far_off_are_named(words, named):
     """The default update of 131,072 tokens is too large for a run of ten million."""
     settings = PretrainSettings.parse([*words, "--batch_size", "1"] if words else [])
-    run = {
-        "parameters": 26_000_000, "tokens": 1e7, "micro_batches": 10**6, "has_validation": False,
-        "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
-    }  # fmt: skip
-    assert [line.split()[1] for line in pretraining_notices(settings, Ranks(), **run)] == named
+    update_tokens = settings.batch_size * settings.accumulation_steps * settings.max_seq_len
+    lines = notes_on_rates(settings, parameters=26_000_000, tokens=1e7, update_tokens=update_tokens)
+    assert [line.split()[1] for line in lines] == named
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,111 @@
+"""What the laws say about a run with any settings: updates and rates that do not suit it, and the loss to expect."""
+
+from collections.abc import Callable
+from functools import partial
+
+from dataset.packing import RowPlan
+from model.config import parameter_count
+from trainer.budget import hardness, laws
+from trainer.job import SHORT_RUN_FLOPS, Forecast, RunOverview
+from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory import mean_context
+from trainer.pretrain.settings import PretrainSettings
+
+# tokens: shorter runs learn little with any settings
+MIN_TOKENS_FOR_NOTES = 1e5
+# factor by which a setting may be off before a note
+FAR_OFF = 4.0
+
+# Excess of the loss before the decay over that of a run that ends there, as a fraction of the latter: 0.02 in eight runs of
+# three minutes, about 0.1 in one of two hours.
+EXCESS_BEFORE_DECAY = 0.06
+# tokens before there is an expected loss
+MIN_TOKENS_FOR_FORECAST = 3e5
+
+
+def advise(job: PretrainJob, first_plan: RowPlan, overview: RunOverview) -> tuple[list[str], Forecast | None]:
+    """Returns (lines for the user, the expected loss; None: unknown). first_plan: of epoch 0."""
+    parameters = parameter_count(job.config)
+    update_tokens = job.batching.rows * first_plan.T * first_plan.fill
+    lines = notes_on_rates(job.initial_model.settings, parameters, overview.tokens, update_tokens)
+    forecast = forecast_of(job, first_plan, overview)
+    if forecast is not None:
+        lines.append(explain_expected_loss(parameters, overview.tokens))
+    return lines, forecast
+
+
+def notes_on_rates(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
+    """Notes about an update size and learning rates that are far from what suits the run.
+
+    settings: as given by the user. tokens, update_tokens: trained by the run and by an update.
+    """
+    if tokens < MIN_TOKENS_FOR_NOTES or settings.from_weight != "none" or settings.use_moe:
+        return []
+    lines = []
+    good = laws.batch_tokens(tokens)
+    if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
+        lines.append(
+            f"note: runs of {tokens:,.0f} tokens learn best with updates of about {good:,.0f} tokens; yours have "
+            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for ten minutes"
+        )
+    # A custom optimiser has no law.
+    suitable: dict[str, float] = {}
+    if settings.optimizer == "adamw":
+        suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
+    elif settings.optimizer == "muon":
+        suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
+        if settings.embed_lr:
+            suitable["embed_lr"] = laws.EMBED_RATE
+    for name, rate in suitable.items():
+        if not 1 / FAR_OFF <= getattr(settings, name) / rate <= FAR_OFF:
+            lines.append(f"note: --{name} {getattr(settings, name):g}: runs of this size do best with about {rate:.2g}")
+    return lines
+
+
+def forecast_of(job: PretrainJob, first_plan: RowPlan, overview: RunOverview) -> Forecast | None:
+    """The expected loss of a run, on rank 0; None: unknown. first_plan: of epoch 0."""
+    settings = job.settings
+    # The law covers fresh dense models on documents, with AdamW or Muon.
+    has_law = settings.optimizer in laws.MEASURED_OPTIMIZERS and settings.from_weight == "none"
+    is_known = has_law and not job.config.use_moe and not job.kind.trains_answers
+    # A run of seconds needs no curve.
+    if not is_known or not job.ranks.is_main or overview.flops < SHORT_RUN_FLOPS:
+        return None
+    scale = hardness.text_scale(job.corpus.assembler(), first_plan, None)
+    # No forecast for text that is much easier than any that was measured.
+    if scale < laws.EASIEST:
+        return None
+    parts = laws.parts_of(job.corpus, first_plan.row_targets(0, first_plan.n_rows))
+    law = partial(
+        laws.expected_loss,
+        job.config,
+        parts=parts,
+        scale=scale,
+        optimizer=settings.optimizer,
+        # The gain of induction heads was measured with Muon.
+        init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",
+        context=mean_context(first_plan),
+    )
+    return partial(expected_training_loss, law, laws.unique_tokens(parts), settings.learning_rate)
+
+
+def expected_training_loss(
+    law: Callable[[float], float], unique_tokens: float, full_rate: float, tokens: float, rate: float
+) -> float | None:
+    """Expected training loss after this many tokens, at this learning rate; None: unknown.
+
+    law: loss of a run that ends after this many tokens. unique_tokens: of the data. full_rate: learning rate before the decay.
+    """
+    if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / unique_tokens):
+        return None
+    return law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / full_rate, 1.0))
+
+
+def explain_expected_loss(parameters: float, tokens: float) -> str:
+    """Explanation of `expected` in the log lines, printed before them. tokens: of the run."""
+    error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
+    return (
+        "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
+        f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
+        "data (encoding, order, a tokenizer for another language)"
+    )
