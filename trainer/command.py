@@ -20,6 +20,7 @@ from trainer.machine.ranks import on_main, ranks_of_launcher
 from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
+from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.run_folder import check_writable
 
@@ -83,15 +84,15 @@ def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[Pr
         settings = planned
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
-    job = job_kind(settings, run_context)
+    parts = open_run(settings, run_context, job_kind.kind)
+    job = job_kind(parts)
     # What the loop and the job take from the planner is handed in here.
-    job.advise = advise
-    job.length.clock = clock_of(job)
+    job.advise = partial(advise, parts)
+    job.length.clock = clock_of(parts)
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""
-    stem = job.files.stem
-    job.files.write_at_start = {plan_path(stem): partial(write_plan, job.settings, stem, run_context.ranks)}
+    job.files.write_at_start = {plan_path(parts.stem): partial(write_plan, parts.settings, parts.stem, parts.ranks)}
     # Without the budget: the plan is in the other settings.
-    job.files.settings = replace(job.settings, budget=None, budget_tokens=None, budget_flops=None)
+    job.files.settings = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
     return Trainer(job, run_context).run()

@@ -14,7 +14,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from trainer.batching import Batching
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
-from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 
@@ -46,12 +45,9 @@ DOCUMENTS = TextKind(
 )
 
 
-def open_data(settings: PretrainSettings, initial_model: InitialModel, kind: TextKind, ranks: Ranks) -> Corpus:
+def open_data(settings: PretrainSettings, encoder: DocumentEncoder, kind: TextKind, ranks: Ranks) -> Corpus:
     """The data of a run. Errors: DataError for text that the tokenizer does not know or too little text; UserError."""
-    # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-    corpus = open_corpus(
-        settings, initial_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
-    )
+    corpus = open_corpus(settings, encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume)
     with wait_for_all_ranks(ranks):
         # Raises if there is nothing to train.
         plan = corpus.plan(0)
