@@ -241,7 +241,7 @@ def clock_of(job: PretrainJob) -> Clock | None:
     first_plan = job.corpus.plan(0)
     targets = first_plan.row_targets(0, first_plan.n_rows)
     unique = laws.unique_tokens(laws.parts_of(job.corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first_plan.n_rows * unique / targets
+    most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
     evaluated_rows = len(job.validation) * EVAL_ROWS if job.validation else 0
     interval = settings.eval_interval // settings.accumulation_steps
     return Clock(
