@@ -162,6 +162,11 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of_json(content: object) -> str:
+    """The SHA-256 of a JSON value, independent of key order and white space."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def check_regular_file(path: str | Path) -> None:
     """Raises OSError for an existing path that is no regular file: a folder, or a pipe, which could block forever."""
     if os.path.exists(path) and not os.path.isfile(path):

@@ -77,6 +77,9 @@ class Settings:
     prog: ClassVar[str]
     description: ClassVar[str]
 
+    # Names of the settings that the user sets, by a flag or a --config file; `replace` keeps it.
+    user_set: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
     def __post_init__(self) -> None:
         """Check the given settings, then fill in those that follow from them.
 
@@ -94,17 +97,18 @@ class Settings:
         return cls.__bases__
 
     @classmethod
-    def read(cls, argv: Sequence[str] | None = None) -> tuple[Self, frozenset[str]]:
-        """Returns (settings of a command line, names of those that are set by a flag or its --config file).
-
-        argv: default sys.argv.
-        """
-        return SettingsParser(cls).read(argv)
-
-    @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
         """Returns the settings of a command line; None: sys.argv."""
-        return cls.read(argv)[0]
+        return SettingsParser(cls).read(argv)
+
+    def values(self) -> dict[str, Any]:
+        """{flag: value}"""
+        return {name: getattr(self, name) for name in flags_of(type(self))}
+
+
+def flags_of(kind: type[Settings]) -> list[str]:
+    """Names of the flags of a group or of a command."""
+    return [one.name for one in fields(kind) if one.name != "user_set"]
 
 
 def field_default(kind: type[Settings], name: str) -> Any:
@@ -132,20 +136,21 @@ class SettingsParser(Parser):
             prog=kind.prog, description=kind.description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         self.kind = kind
-        self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
+        declared = {name: kind.__dataclass_fields__[name] for name in flags_of(kind)}
+        self.may_be_empty = tuple(name for name, one in declared.items() if one.metadata["may_be_empty"])
         # The usage line has only the required flags: all of them would be ten lines that nobody reads.
-        self.required = [one.name for one in fields(kind) if field_default(kind, one.name) is MISSING]
+        self.required = [name for name in declared if field_default(kind, name) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
         self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
-        n_first = sum(one.metadata["first"] for one in fields(kind))
+        n_first = sum(one.metadata["first"] for one in declared.values())
         top = self.add_argument_group(f"the {n_first} most important flags")
         # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
-            for group_field in fields(group):
+            for name in flags_of(group):
                 # Not the group's field: the command's may have another default.
-                one = kind.__dataclass_fields__[group_field.name]
+                one = declared[name]
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
@@ -157,16 +162,16 @@ class SettingsParser(Parser):
                     f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
                 )
 
-    def read(self, argv: Sequence[str] | None) -> tuple[Any, frozenset[str]]:
-        """See Settings.read."""
-        given = vars(self.parse_args(argv))
+    def read(self, argv: Sequence[str] | None) -> Any:
+        """See Settings.parse."""
+        values = vars(self.parse_args(argv))
         try:
-            if "config" in given:
-                given = {**self._settings_in(Path(given.pop("config"))), **given}
-            missing = [f"--{name}" for name in self.required if name not in given]
+            if "config" in values:
+                values = {**self._settings_in(Path(values.pop("config"))), **values}
+            missing = [f"--{name}" for name in self.required if name not in values]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
-            return self.kind(**given), frozenset(given)
+            return self.kind(**values, user_set=frozenset(values))
         except OSError as error:
             # Settings may check their files. The reason comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
@@ -216,10 +221,7 @@ PlainLoader.add_constructor(NULL, lambda loader, node: None)
 
 def write_settings(settings: Any, path: Path) -> None:
     """Write a YAML file that `--config` reads as the same Settings. Those that are None are left out."""
-    # Only flags: fine-tuning has fields of pretraining that are not its flags.
-    flags = {one.name for group in settings.groups() for one in fields(group)}
-    names = [one.name for one in fields(settings) if one.name in flags]
-    values = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    values = {name: value for name, value in settings.values().items() if value is not None}
     # U+0085 is a line end for YAML: PyYAML reads it as a space unless it is escaped.
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode="\\x85" not in repr(values))
     # A run killed here leaves the previous run's file or a complete new one.

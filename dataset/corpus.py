@@ -8,6 +8,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
+from dataset.arrays import Ints
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
@@ -15,18 +16,18 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
+from dataset.store.build import StoreOptions, open_or_build
 from dataset.store.deduplicate import check_library, copies_among
-from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
-from dataset.store.token_store import StoreOptions, open_or_build
+from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # largest error of a share without a warning: whole documents seldom add up to it exactly
 SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-# Of fewer documents the end of the longest (at most MOST_OF_TEXT of it, at least FEWEST_TOKENS) is held out, if hashes hold out
-# FAR times the share that is asked for, or 1 / FAR of it.
-FEWEST_DOCUMENTS, MOST_OF_TEXT, FEWEST_TOKENS, FAR = 200, 0.9, 16, 2
+# Of fewer documents the end of the longest (at most MAX_PART of it, at least MIN_PART_TOKENS) is held out, if hashes hold out
+# MAX_RATIO times the share that is asked for, or 1 / MAX_RATIO of it.
+MIN_DOCUMENTS, MAX_PART, MIN_PART_TOKENS, MAX_RATIO = 200, 0.9, 16, 2
 
 
 class Corpus:
@@ -333,7 +334,7 @@ def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[I
 
 def document_to_split(store: Documents, documents: Ints, fraction: float) -> int | None:
     """The longest of these documents, if hashes would hold out nothing, all, or far from `fraction` of few; else None."""
-    if len(documents) >= FEWEST_DOCUMENTS:
+    if len(documents) >= MIN_DOCUMENTS:
         return None
     lengths = np.diff(store.offsets)
     longest = int(documents[lengths[documents].argmax()])
@@ -342,8 +343,8 @@ def document_to_split(store: Documents, documents: Ints, fraction: float) -> int
     _, by_hash = split_by_hash(store, documents, fraction)
     held_out = lengths[by_hash].sum()
     asked = fraction * lengths[documents].sum()
-    is_far = len(by_hash) == len(documents) or not asked / FAR <= held_out <= asked * FAR
-    is_near = min(asked, MOST_OF_TEXT * lengths[longest]) >= max(asked / FAR, FEWEST_TOKENS)
+    is_far = len(by_hash) == len(documents) or not asked / MAX_RATIO <= held_out <= asked * MAX_RATIO
+    is_near = min(asked, MAX_PART * lengths[longest]) >= max(asked / MAX_RATIO, MIN_PART_TOKENS)
     # Copies of it are trained.
     is_copied = (store.doc_hash[documents] == store.doc_hash[longest]).sum() > 1
     return longest if is_far and is_near and not is_copied else None
@@ -356,9 +357,9 @@ def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, as
     """
     split = copy.copy(store)
     begin, end = store.offsets[document : document + 2].tolist()
-    cut = end - min(asked, round(MOST_OF_TEXT * (end - begin)))
+    cut = end - min(asked, round(MAX_PART * (end - begin)))
     # Not so far that the part is far from what is asked for
-    near = store.tokens[cut : cut + (end - cut - 1) // FAR]
+    near = store.tokens[cut : cut + (end - cut - 1) // MAX_RATIO]
     line_ends = [token_id for token_id in np.unique(near).tolist() if encoder.ends_line(token_id)]
     places = np.flatnonzero(np.isin(near, line_ends))
     cut += int(places[0]) + 1 if len(places) else 0

@@ -28,8 +28,8 @@ MODULES = (
 # Up to a full stop followed by the start of another sentence, so not the one in "e.g. a"
 SENTENCE = re.compile(r"(.*?(?:[.!?](?=\s+[A-Z\"'`(*]|$)|[。！？]))")
 # Characters of an answer: longer first sentences tend to be lists, shorter ones fragments.
-SHORTEST = 15
-LONGEST = 160
+MIN_CHARACTERS = 15
+MAX_CHARACTERS = 160
 # Marks of signatures, examples and tables
 NO_PROSE = ("->", "::", ">>>", "|")
 
@@ -52,7 +52,11 @@ def answers() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, text in chain(_of_builtins(), _of_library()):
         answer = first_sentence(text)
-        is_prose = SHORTEST <= len(answer) <= LONGEST and answer[0].isupper() and not any(m in answer for m in NO_PROSE)
+        is_prose = (
+            MIN_CHARACTERS <= len(answer) <= MAX_CHARACTERS
+            and answer[0].isupper()
+            and not any(m in answer for m in NO_PROSE)
+        )
         if name not in found and is_prose:
             found[name] = answer
     return found

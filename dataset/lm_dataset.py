@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from dataset.store.token_store import open_or_build
+from dataset.store.build import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
 

@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 
 from common.processes import WorkerDied, Workers
 from dataset.packing import Recipe
-from dataset.store.format import Documents
+from dataset.store.token_store import Documents
 from model.loss import IGNORE
 
 # Updates prefetched beyond the current one. When a rank's loader fails, the others learn of it with its next update, on
@@ -266,14 +267,26 @@ class Loader:
         An update starts once all of its batches are ready, so that LoaderError comes between two updates and never leaves
         one half done. With several ranks `failure` is set some updates earlier, so that all of them can stop together.
         """
+        assembled_updates = self._assembled_updates(recipe, schedule)
+        # An update is taken only while `updates_ahead` more are ready, so after a failure this rank can still join the
+        # updates that other ranks start before they learn of it.
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
-        numbers = iter(range(schedule.first_update, schedule.n_updates))
+        ready = deque(islice(assembled_updates, updates_ahead))
+        for update in assembled_updates:
+            ready.append(update)
+            yield ready.popleft()
+        yield from ready
+        if self.failure is not None:
+            raise self.failure
+
+    def _assembled_updates(
+        self, recipe: Callable[[range], Any], schedule: UpdateSchedule
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """As `updates`, but ends at a LoaderError, which is then in `failure`."""
+        numbers = range(schedule.first_update, schedule.n_updates)
         # made lazily
         recipes = (
-            recipe(range(lo, hi))
-            for update in range(schedule.first_update, schedule.n_updates)
-            for lo, hi in schedule.slices(update, self.rank)
-            if lo < hi
+            recipe(range(lo, hi)) for update in numbers for lo, hi in schedule.slices(update, self.rank) if lo < hi
         )
         if self.num_workers:
             batches = self._from_processes(recipes, schedule.accumulation_steps)
@@ -281,25 +294,14 @@ class Loader:
             batches = (assembled(self.assembler, one) for one in recipes)
         if self.pin_memory:
             batches = (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
-        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more follow, so
-        # after a failure this rank can still join the updates that other ranks start before they learn of it.
-        ready: deque[tuple[int, list[Any]]] = deque()
-        while True:
-            while len(ready) <= updates_ahead and self.failure is None:
-                update = next(numbers, None)
-                if update is None:
-                    break
-                slices = schedule.slices(update, self.rank)
-                try:
-                    # The recipes skip empty slices too, so the next batch belongs to this slice.
-                    ready.append((update, [next(batches) if lo < hi else None for lo, hi in slices]))
-                except LoaderError as error:
-                    self.failure = error
-            if not ready:
-                break
-            yield ready.popleft()
-        if self.failure is not None:
-            raise self.failure
+        for update in numbers:
+            try:
+                # The recipes skip empty slices too, so the next batch belongs to this slice.
+                of_update = [next(batches) if lo < hi else None for lo, hi in schedule.slices(update, self.rank)]
+            except LoaderError as error:
+                self.failure = error
+                return
+            yield update, of_update
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The batches of the recipes, built in processes, which start lazily. Errors: LoaderError."""

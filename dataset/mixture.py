@@ -24,9 +24,10 @@ from itertools import pairwise
 import numpy as np
 
 from common.errors import DataError
+from dataset.arrays import Ints
 from dataset.packing import PiecesOfRows, RowPlan, permutation
 from dataset.shares import MAX_REPEATS, Curve, Point, Source, name_of
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 
 # Separates the random numbers of the mixture from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
@@ -300,21 +301,11 @@ class Mixture:
 
     def trained_before(self, epoch: int) -> list[int]:
         """Targets of each source in all epochs before this one."""
-        if self.is_one_plan:
-            # Only a run that continues past its planned end has more than one.
-            targets = [0] * len(self.sources)
-            for part in range(epoch):
-                plan = self.plan(part)
-                in_part = plan.source_targets(plan.n_rows)
-                targets = [before + more for before, more in zip(targets, in_part, strict=True)]
-            return targets
-        # The arcs of consecutive epochs adjoin: together they are one arc, several times around.
-        targets = []
-        for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            rounds, rest = divmod(epoch * quota, self.pass_targets[i])
-            in_rest = self.document_targets[self._arc(i, 0, rest)].sum(dtype=np.int64)
-            targets.append(rounds * self.pass_targets[i] + int(in_rest))
-        return targets
+        targets = np.zeros(len(self.sources), np.int64)
+        for earlier in range(epoch):
+            plan = self.plan(earlier)
+            targets += plan.source_targets(plan.n_rows)
+        return targets.tolist()
 
     def layout(self) -> dict[str, object]:
         """Settings that a resume must not change."""

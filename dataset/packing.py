@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.store.format import Documents, Ints
+from dataset.arrays import Ints
+from dataset.store.token_store import Documents
 
 # Documents or rows processed at once: bounds the memory of temporaries.
 CHUNK = 1 << 18

@@ -24,7 +24,7 @@ from common.errors import DataError
 from common.settings import read_plain
 
 # Upper bound: no sum or product overflows.
-LARGEST_SHARE = 1e9
+MAX_SHARE = 1e9
 # maximum passes over a source: laying out each takes a millisecond or more at the start
 MAX_REPEATS = 1000
 # Relative tolerance of the sum of shares between moments: shares are written in a few digits, as thirds in 0.333.
@@ -78,10 +78,10 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
     """Errors: DataError if the points are not a valid share, or the number of passes is out of range."""
     progress = [point.progress for point in points]
     # A comparison with a NaN is false.
-    in_range = all(0 <= point.progress <= 1 and 0 <= point.share <= LARGEST_SHARE for point in points)
+    in_range = all(0 <= point.progress <= 1 and 0 <= point.share <= MAX_SHARE for point in points)
     if not in_range or progress != sorted(progress):
         raise DataError(
-            f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, and the progress of its points rises from 0 to 1"
+            f"{where}: a share is a number from 0 to {MAX_SHARE:g}, and the progress of its points rises from 0 to 1"
         )
     # A jump at the very end has no area either.
     if not points or not Curve(points).area(1.0):

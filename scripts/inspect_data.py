@@ -25,7 +25,8 @@ if __name__ == "__main__":
     guard_imports()
 
 from common.flags import not_negative, seed
-from common.settings import Settings, setting, switch
+from common.settings import Settings, flags_of, setting, switch
+from dataset.arrays import Ints
 from trainer.pretrain.settings import DataSettings, PretrainSettings, ValidationDataSettings
 
 DESCRIPTION = __doc__ or ""
@@ -58,7 +59,7 @@ if __name__ == "__main__":
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field, fields
+from dataclasses import field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -75,9 +76,9 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
 from dataset.reading.documents import is_chat_file
 from dataset.reading.file_kinds import find_files
 from dataset.shares import group_sources
+from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
-from dataset.store.format import ConcatStore, Ints
-from dataset.store.token_store import first_writable
+from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
@@ -153,9 +154,8 @@ class DataLook:
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
-        names = {one.name for one in fields(trainer)}
-        given = {name: value for name, value in vars(settings).items() if name in names}
-        self.run = trainer(**given, allow_val_overlap=True)
+        of_run = {name: value for name, value in settings.values().items() if name in flags_of(trainer)}
+        self.run = trainer(**of_run, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # As on disk: a corpus may hold out the end of a text.

@@ -17,12 +17,12 @@ import pytest
 
 from common.settings import SettingsParser
 from dataset import embedded_corpus, embedded_questions
+from encoders.electra.settings import ElectraSettings
+from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
-from trainer.electra.settings import ElectraSettings
-from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 
@@ -95,7 +95,7 @@ def test_the_command_of_make_pretrain():
 
 def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
     flags = flags_of_make_pretrain("BUDGET=10m", "ARGS=--seed 7")
-    assert PretrainSettings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
+    assert PretrainSettings.parse(flags).user_set == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("target", ["pretrain", "chat"])

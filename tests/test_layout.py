@@ -13,16 +13,17 @@ from functools import cache
 import pytest
 
 from common.settings import SettingsParser
+from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
+from encoders.glue.settings import GlueSettings, PublishedFlags
 from tests.helpers import ROOT
-from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
-from trainer.glue.settings import GlueSettings, PublishedFlags
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 from trainer.sft.settings import SftSettings
 
 # Each imports those before it and none behind it; benchmarks/ and scripts/ stand beside each other.
-FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")
+FOLDERS = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TRAINER = sorted((ROOT / "trainer").glob("*.py"))
+ENCODER_SCRIPTS = ("train_electra", "train_glue")
 SCRIPTS = {path.stem for path in TRAINER if path.stem.startswith("train_")}
 
 
@@ -48,13 +49,14 @@ def relative(path):
 
 
 def test_imports_run_one_way():
-    """common/ <- model/ <- dataset/ <- trainer/ <- scripts/, benchmarks/; and nobody imports a script of trainer/."""
+    """common/ <- model/ <- dataset/ <- trainer/ <- encoders/, scripts/, benchmarks/; and nobody imports a script of trainer/."""
     for path in SOURCES:
-        folder = path.relative_to(ROOT).parts[0]
+        # The scripts of encoders/ stand where users type them.
+        folder = "encoders" if path.stem in ENCODER_SCRIPTS else path.relative_to(ROOT).parts[0]
         behind = [*FOLDERS[FOLDERS.index(folder) + 1 :], "tests"]
         for name in imports(path):
             assert name.split(".")[0] not in behind, f"{path}: {name}"
-            if folder == "trainer" and path.stem not in SCRIPTS:
+            if folder in ("trainer", "encoders") and path.stem not in SCRIPTS:
                 assert name.split(".")[-1] not in SCRIPTS, f"{path}: {name}"
 
 
@@ -73,7 +75,7 @@ def test_no_module_imports_itself_in_a_circle():
     graphlib.TopologicalSorter(edges).prepare()
 
 
-@pytest.mark.parametrize("folder", ["trainer"])
+@pytest.mark.parametrize("folder", ["trainer", "dataset"])
 def test_no_rooms_import_each_other_in_a_circle(folder):
     """The rooms of a folder: its subfolders, and the files beside them. Imports within functions count."""
     edges = {}
@@ -141,8 +143,10 @@ def test_every_flag_is_read(kind):
     actions, others = SettingsParser(kind)._actions, [name for name in OWN_FILES.values() if name not in own]
     files = [
         path
-        for path in (ROOT / "trainer").rglob("*.py")
-        if path.stem != "settings" and not any(name in relative(path) for name in others)
+        for path in SOURCES
+        if relative(path).startswith(("trainer/", "encoders/"))
+        and path.stem != "settings"
+        and not any(name in relative(path) for name in others)
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     # use_wandb becomes --tracker wandb; the launcher's LOCAL_RANK counts, not its flag; those of run.py become other flags, or are ignored with a line.

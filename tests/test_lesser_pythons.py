@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from tests.chats import write_chats
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.encoders.electra.test_command import flags as electra_flags
+from tests.encoders.electra.test_examples import write_lines, write_vocab
+from tests.encoders.glue.glue_helpers import arguments, make_place
 from tests.helpers import ROOT, flags, write_corpus
-from tests.trainer.glue.glue_helpers import arguments, make_place
-from tests.trainer.test_train_electra import flags as electra_flags
 
 # torch and transformers too look for packages that they can do without.
 PACKAGES = "wandb zstandard pyarrow tiktoken rensa matplotlib sklearn scipy gguf pandas fsspec s3fs aiohttp"

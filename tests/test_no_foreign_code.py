@@ -10,11 +10,11 @@ from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, generate
 from tests.chats import with_template
-from tests.dataset.electra.test_electra_dataset import write_lines
+from tests.encoders.electra.test_command import flags as electra_flags
+from tests.encoders.electra.test_examples import write_lines
+from tests.encoders.glue.glue_helpers import arguments as glue_arguments
+from tests.encoders.glue.glue_helpers import make_place
 from tests.helpers import ROOT, complaint, write_corpus
-from tests.trainer.glue.glue_helpers import arguments as glue_arguments
-from tests.trainer.glue.glue_helpers import make_place
-from tests.trainer.test_train_electra import flags as electra_flags
 from trainer import train_electra, train_glue
 from trainer.machine.command_line import run_cli
 

@@ -10,11 +10,11 @@ import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForSequenceClassification
 
 from dataset.tokenizing.encoder import load_tokenizer
+from encoders.glue.job import save_model
 from scripts import export_hf
 from scripts.common import load_model
-from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.encoders.glue.test_examples import WORDS
 from tests.scripts.test_export import CLASSES, KINDS, write
-from trainer.glue.job import save_model
 
 # theta away from the default of transformers 4, that a name it does not know cannot hide.
 FIELDS = {kind: {**fields, "rope_theta": 50_000.0} for kind, fields in KINDS.items()}

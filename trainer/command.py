@@ -1,6 +1,6 @@
 """What train_pretrain.py and train_sft.py do between their flags and the loop: split into processes, plan a budget, train."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,33 +27,28 @@ from trainer.saving.run_folder import check_writable
 def run_command(
     job_kind: type[PretrainJob],
     settings: PretrainSettings,
-    given: Collection[str],
     argv: Sequence[str] | None,
 ) -> int:
     """Train what the flags say. Returns the exit code.
 
-    given: names of the settings that the user gives. argv: the flags as typed, by a notebook or another program, which may
-    have computed something before, and then cannot be forked. None: this process was started for the run.
+    argv: the flags as typed, by a notebook or another program, which may have computed something before, and then cannot be
+    forked. None: this process was started for the run.
     """
     if argv is not None:
         # start of the --budget clock
         restart_clock()
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
-    if settings.batch_size == AUTO_ROWS:
-        # auto: left open, as if not given
-        given = set(given) - {"batch_size"}
-    processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=argv is None)
-    work = partial(train, job_kind=job_kind, given=given)
-    return launch(work, settings, argv, processes, notices)
+    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
+    return launch(partial(train, job_kind=job_kind), settings, argv, processes, notices)
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
 LARGE_VOCABULARY = 64_000
 
 
-def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
-    """given: names of the settings that the user gives. None if flags or a folder of weights are wrong: the job reports why."""
+def divisible_of(settings: PretrainSettings) -> Divisible | None:
+    """None if flags or a folder of weights are wrong: the job reports why."""
     try:
         _, config = settings_of_folder(settings)
         if config is None:
@@ -64,8 +59,8 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
     except (ValueError, OSError):
         return None
     reason = why_not_divisible(config)
-    is_planned = settings.has_budget and "batch_size" not in given
-    if is_planned and settings.from_resume and (plan := plan_to_resume(settings, given)):
+    is_planned = settings.has_budget and "batch_size" not in settings.user_set
+    if is_planned and settings.from_resume and (plan := plan_to_resume(settings)):
         # A resume keeps the batch size of the first start, and the processes that share it.
         _, before = plan
         shape = (before.batch_size, before.max_seq_len)
@@ -76,20 +71,18 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
     return Divisible(rows, settings.max_seq_len, parameter_count(config), reason, rows_are_open=is_open)
 
 
-def train(
-    settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob], given: Collection[str]
-) -> int:
+def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob]) -> int:
     """Set up, train, and report."""
     if settings.has_budget:
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
             on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, given, run_context, job_kind.kind)
+        planned = plan_run(settings, run_context, job_kind.kind)
         if planned is None:
             return 0
         settings = planned
     elif settings.from_resume:
-        on_main(run_context.ranks, partial(refuse_forgotten_budget, settings, given))
+        on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
     job = job_kind(settings, run_context)
     # What the loop and the job take from the planner is handed in here.
     job.advise = advise

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from dataset.loader import MakesBatches
-from dataset.store.format import DigestCheck
+from dataset.store.token_store import DigestCheck
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks

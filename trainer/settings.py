@@ -6,7 +6,7 @@ The docstring of a group is its title in --help. Once the flags are read, `check
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from common.flags import AUTO, not_negative, positive, seed
 from common.settings import Settings, setting, switch
@@ -165,6 +165,9 @@ class OutputSettings(Settings):
 
 class RunSettings(Protocol):
     """Flags of every trainer; the settings of a job have more."""
+
+    def values(self) -> dict[str, Any]:
+        """{flag: value}"""
 
     batch_size: int
     accumulation_steps: int

@@ -8,12 +8,10 @@ Without `--data_path` it trains on the documentation inside the installed Python
 vocabulary trained on the data. All flags count updates, as the paper does. `--help` lists the flags; docs/electra.md
 explains data, masking and output.
 
-Read on in trainer/loop.py (the loop) and trainer/electra/job.py (what is trained).
+Read on in trainer/loop.py (the loop) and encoders/electra/job.py (what is trained).
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -23,42 +21,16 @@ if __name__ == "__main__":
     from common.start import guard_imports
 
     guard_imports()
-    from trainer.electra.settings import ElectraSettings
+    from encoders.electra.settings import ElectraSettings
 
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
     ElectraSettings.parse()
 
-from trainer.electra.job import ElectraJob
-from trainer.electra.settings import ElectraSettings, batch_size_of
-from trainer.job import RunContext
-from trainer.launch import launch
-from trainer.loop import Trainer
+from encoders.electra.command import main
 from trainer.machine.command_line import run_cli
-from trainer.machine.cpu_ranks import Divisible, divide
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train with these flags. Returns the exit code. argv: as in trainer/command.py."""
-    settings = ElectraSettings.parse(argv)
-    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
-    return launch(train, settings, argv, processes, notices)
-
-
-def divisible_of(settings: ElectraSettings) -> Divisible:
-    """The work that processes share, known before anything is opened; networks from files count as the published size."""
-    size = settings.network_sizes()
-    width = size["hidden_size"]
-    # Layers of both networks (the generator's are narrower), and shared embeddings of 30,522 entries, as published.
-    layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
-    parameters = layers + 30_522 * size["embedding_size"]
-    return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
-
-
-def train(settings: ElectraSettings, run_context: RunContext) -> int:
-    """Set up the job and train. Returns the exit code."""
-    job = ElectraJob(settings, run_context)
-    return Trainer(job, run_context).run()
-
+# a name that other people's code imports
+__all__ = ["main"]
 
 if __name__ == "__main__":
     run_cli(main)

@@ -9,7 +9,7 @@ Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the d
 
 From here to the weights:
 
-    PretrainSettings.read   trainer/pretrain/settings.py   the flags
+    PretrainSettings        trainer/pretrain/settings.py   the flags
     run_command             trainer/command.py             one process or several
         launch              trainer/launch.py              ranks, device, stop signals
           train             trainer/command.py             plans a --budget, then calls these two:
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     from trainer.pretrain.settings import PretrainSettings
 
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
-    PretrainSettings.read()
+    PretrainSettings.parse()
 
 from transformers import PreTrainedTokenizerBase
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: of a notebook or another program; None: this process was started for the run, with its own flags. Errors: UserError
     for what a user can fix; SystemExit for wrong flags.
     """
-    return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
+    return run_command(PretrainJob, PretrainSettings.parse(argv), argv)
 
 
 def init_model(

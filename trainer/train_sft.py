@@ -26,7 +26,7 @@ if __name__ == "__main__":
     from trainer.sft.settings import SftSettings
 
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
-    SftSettings.read()
+    SftSettings.parse()
 
 import os
 
@@ -39,12 +39,11 @@ from trainer.sft.settings import SftSettings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. argv: see `run_command`."""
-    settings, given = SftSettings.read(argv)
-    settings, note = defaults_for_data_size(settings, given)
+    settings, note = defaults_for_data_size(SftSettings.parse(argv))
     # Only one of torchrun's processes prints it.
     if note and os.environ.get("RANK", "0") in ("0", "-1"):
         announce(note)
-    return run_command(SftJob, settings, given, argv)
+    return run_command(SftJob, settings, argv)
 
 
 if __name__ == "__main__":

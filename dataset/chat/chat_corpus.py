@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from common.wording import counted
+from dataset.arrays import Ints
 from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.shares import Source
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 
 
 class ChatCorpus(Corpus):

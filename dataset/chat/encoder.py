@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dataset.arrays import Bools, Ints
 from dataset.loader import Batch
 from dataset.reading.conversations import checked_message, is_trained
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, MARKED_TEMPLATE, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
@@ -70,7 +71,7 @@ class Answers:
     end: int
     header: tuple[int, ...]
 
-    def trained(self, inputs: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def trained(self, inputs: Ints) -> Bools:
         """bool [N]: True if the target of an input is trained: a token of an answer, or the <|im_end|> that ends it.
 
         inputs: whole pieces, concatenated, each without its last token, which is only a target.

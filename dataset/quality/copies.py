@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import optional_package
-from dataset.store.format import Ints
+from dataset.arrays import Ints
 
 SHINGLE = 5
 # Maximum characters compared of a text: shingles take up to ninety bytes per character.

@@ -29,7 +29,7 @@ MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 4 << 20
 
 # Maximum bytes of texts for a byte of their file: pyarrow takes many times the memory of a text before its length is known.
-MOST_EXPANSION = 1000
+MAX_EXPANSION = 1000
 # In IPC files, an LZ4 or zstd frame behind the length of its buffer, an aligned number: one of a terabyte or more is a chance
 # hit in an image or text. Where to look, since a longer file cannot expand as much.
 FRAME = re.compile(rb"(?:\x04\x22\x4d\x18|\x28\xb5\x2f\xfd)(?<=\0\0\0....)", re.DOTALL)
@@ -138,9 +138,7 @@ def _ipc_batches(arrow: ModuleType, path: str, text_field: str | None) -> Iterat
 
 def _check_size(path: str, size: int, compressed: int, n_values: int = 1 << 30) -> None:
     """Errors: DataError if so many values, of `size` bytes once they are decompressed, hold one that is too long, or a bomb."""
-    if size > faults.MAX_DOCUMENT_BYTES * n_values or size > max(
-        faults.MAX_DOCUMENT_BYTES, MOST_EXPANSION * compressed
-    ):
+    if size > faults.MAX_DOCUMENT_BYTES * n_values or size > max(faults.MAX_DOCUMENT_BYTES, MAX_EXPANSION * compressed):
         raise DataError(f"{path}: {too_long('text').args[1]} (by the file's own sizes, {size >> 20:,} MB)")
 
 

@@ -9,16 +9,16 @@ from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import open_stream
 
 # Bytes of a file, and files of a corpus, that are looked at
-BEGINNING_BYTES, MOST_FILES = 1 << 17, 200
+BEGINNING_BYTES, MAX_FILES = 1 << 17, 200
 # A JSON object, or an array of objects or strings
 JSON = re.compile(r'\s*(\{\s*"[^"\n]*"\s*:|\[\s*[{"])')
 # Names of columns; in prose a space follows a comma.
 HEADER = re.compile(r'"?\w[\w .-]*"?(,"?\w[\w .-]*"?)+')
 # Ends of documents in public text files; fewer are mentioned rather than used.
 END_MARK = re.compile(r"<\|end_?of_?(?:text|document)\|>|</s>|<eos>|\[EOS\]", re.IGNORECASE)
-FEWEST_MARKS = 3
+MIN_MARKS = 3
 # So many lines that have so few characters on average are names or verses, not prose.
-FEWEST_LINES, SHORT_LINE = 1000, 60
+MIN_LINES, SHORT_LINE = 1000, 60
 
 
 def notices_on_texts(files: Sequence[Path], document_end: str | None) -> list[str]:
@@ -27,7 +27,7 @@ def notices_on_texts(files: Sequence[Path], document_end: str | None) -> list[st
     if document_end not in (None, PARAGRAPHS) and not texts:
         return [f"warning: --split_text {document_end} has no effect on {files[0]}: it is no plain text"]
     files_of: dict[str, list[Path]] = {}
-    for file in texts[:: len(texts) // MOST_FILES + 1]:
+    for file in texts[:: len(texts) // MAX_FILES + 1]:
         kind = kind_of(file)
         with open_stream(file, kind.compression) as (stream, _):
             beginning = stream.read(BEGINNING_BYTES).decode("utf-8-sig", "ignore")
@@ -59,11 +59,11 @@ def advice_on(beginning: str, kind: FileKind, document_end: str | None) -> str:
     if document_end not in (None, PARAGRAPHS):
         return ""
     marks = END_MARK.findall(beginning)
-    if len(marks) >= FEWEST_MARKS:
+    if len(marks) >= MIN_MARKS:
         return f"read as one document with many {marks[0]}: if they end its parts, add --split_text '{marks[0]}'"
     blocks = len(re.findall(r"\n\s*\n", beginning.strip())) + 1
     is_split = document_end == PARAGRAPHS and blocks > 1
-    if is_split or len(lines) < FEWEST_LINES or len(beginning) > SHORT_LINE * len(lines):
+    if is_split or len(lines) < MIN_LINES or len(beginning) > SHORT_LINE * len(lines):
         return ""
-    value = BLANK if FEWEST_LINES < 10 * blocks < 7 * len(lines) else LINES
+    value = BLANK if MIN_LINES < 10 * blocks < 7 * len(lines) else LINES
     return f"read as one document of many short lines: if they are several texts, add --split_text {value}"

@@ -46,8 +46,8 @@ FOLLOWED_FIELDS = {*DESIRABLE, *SYSTEM_FIELDS, *THOUGHT_FIELDS[1:], *WEIGHTS[1:]
 # {(what happened, to which field): number of lines}, for the user
 Notes = Counter[tuple[str, str]]
 READ_AS, LEFT_OUT, FOLLOWED, PASSED_OVER = "read as", "left out", "followed", "passed over"
-# Most entries: the names of fields are the data's.
-MOST_NOTES = 50
+# Entries: the names of fields are the data's.
+MAX_NOTES = 50
 
 
 def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shape | None = None) -> str:
@@ -122,7 +122,7 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
 def add_notes(notes: Notes, more: Mapping[tuple[str, str], int]) -> None:
     """Add the counts of other lines."""
     for entry, lines in more.items():
-        is_other = entry[0] == PASSED_OVER and entry not in notes and len(notes) >= MOST_NOTES
+        is_other = entry[0] == PASSED_OVER and entry not in notes and len(notes) >= MAX_NOTES
         notes[(PASSED_OVER, "other fields") if is_other else entry] += lines
 
 
@@ -169,12 +169,7 @@ def checked_message(message: Record, number: int) -> Record:
         message["function_call"], content = content, None
     # A list of parts, as many tools write it, or null beside calls
     parts = content if isinstance(content, list) else [""] if content is None else [content]
-    texts: list[Any] = [
-        (part.get("text", part.get("value")) if part.get("type") in TEXT_PARTS else None)
-        if isinstance(part, dict)
-        else part
-        for part in parts
-    ]
+    texts = list(map(_text_of_part, parts))
     thoughts = (take(message, THOUGHT_FIELDS) or "") if role == "assistant" else ""
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
@@ -186,10 +181,9 @@ def checked_message(message: Record, number: int) -> Record:
         return checked
     if message.get("weight") is not None:
         raise BadLine("bad message", f"message {number}: the weight {message['weight']!r:.60} is neither 0 nor 1")
-    found = THOUGHTS.match(checked["content"])
-    if found is not None:
-        thoughts = thoughts or found.group(1)
-        checked["content"] = checked["content"][found.end() :]
+    if match := THOUGHTS.match(checked["content"]):
+        thoughts = thoughts or match[1]
+        checked["content"] = checked["content"][match.end() :]
     if thoughts:
         checked["reasoning_content"] = thoughts
     calls = _listed(take(message, ("tool_calls", "function_call")), f"message {number}: tool_calls")
@@ -199,6 +193,13 @@ def checked_message(message: Record, number: int) -> Record:
     if 0 in weights or not says_something:
         checked["weight"] = 0
     return checked
+
+
+def _text_of_part(part: Any) -> Any:
+    """The text of a part of a content; no string if it is something else, such as an image."""
+    if not isinstance(part, dict):
+        return part
+    return part.get("text", part.get("value")) if part.get("type") in TEXT_PARTS else None
 
 
 def _checked_call(call: Record, number: int) -> Record:

@@ -1,30 +1,25 @@
-"""Finds data files and their kinds by their names; remote files are fetched here."""
+"""Finds data files and their kinds by their names."""
 
 import argparse
 import contextlib
 import errno
 import functools
 import glob
-import hashlib
 import itertools
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from common.errors import DataError, optional_package
-from common.files import file_digest, file_lock, rename, user_cache
-from common.wording import announce, counted, one_line
+from common.errors import DataError
+from common.files import user_cache
+from common.wording import counted
+from dataset.reading.remote import fetch, is_address, scheme_of
 from dataset.reading.streams import COMPRESSIONS
-
-# fsspec's AbstractFileSystem, which is untyped
-FileSystem = Any
 
 # Files with one document per line, row or object. CORPORA are surely data; a .csv, .json or text file beside them probably
 # describes them (README.md, dataset_info.json), and a .json or .csv in a folder of source code probably holds settings.
@@ -46,13 +41,6 @@ TEXT_SUFFIXES = (
 # Formats that compress inside; `.parquet.gz` and the like are not read.
 COMPRESSED_INSIDE = (".parquet", ".arrow")
 
-# One letter is a drive of Windows.
-ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
-# the package that fsspec needs for each scheme
-SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
-# Timeout of a web server that sends nothing; a whole file has none.
-READ_TIMEOUT_S = 60
-
 # files that `save_to_disk` of Hugging Face datasets writes
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
 # Folders of packages, and of build output where a project has one of these files
@@ -63,7 +51,7 @@ PROJECT = re.compile(
     r"composer.json|.*\.csproj"
 )
 # Scripts without line ends are made from others.
-MINIFIED, LONGEST_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
+MINIFIED, MAX_SCRIPT_LINE = (".js", ".mjs", ".css"), 5000
 # Words in the names of what public data sets hold out
 HELD_OUT = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
 # folders at the top of a disk that only the system may read
@@ -104,6 +92,8 @@ def kind_of(path: Path) -> FileKind:
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     stem = name.removesuffix(compression)
     suffix = Path(stem).suffix
+    if compression and suffix in COMPRESSED_INSIDE:
+        return FileKind(compression)
     return FileKind(ALIASES.get(suffix, suffix), compression)
 
 
@@ -116,12 +106,6 @@ def text_suffix(value: str) -> str:
             f"{value!r} is no suffix of plain text such as .py (.jsonl has a format of its own)"
         )
     return suffix
-
-
-def is_address(path: str) -> bool:
-    """True if a path of --data_path is read through fsspec."""
-    found = ADDRESS.match(path)
-    return found is not None and found.group(1).lower() in SCHEMES
 
 
 def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
@@ -140,133 +124,61 @@ def choose_files(
     """(files that `find_files` reads, lines on what is left out). An unread README or license needs none."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)
-    if ADDRESS.match(data_path) and not is_remote:
+    if scheme_of(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
     always_read = (".txt", *(text_suffixes or ()))
-
-    def is_known(file: Path) -> bool:
-        kind = kind_of(file)
-        is_packed_twice = kind.compression and kind.suffix in COMPRESSED_INSIDE
-        return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + always_read and not is_packed_twice
-
+    known = CORPORA + TABLES + TEXT_SUFFIXES + always_read
     # Only folders and patterns need a choice: a named file is read if its kind is known.
     if is_remote or os.path.isfile(path):
-        if not is_known(path):
+        if kind_of(path).suffix not in known:
             advice = "download a folder or a pattern first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
-        return [_fetched(data_path, cache_dir) if is_remote else path], []
+        if is_remote:
+            path = fetch(data_path, expand_user(cache_dir) if cache_dir else user_cache())
+        return [path], []
     foreign: set[Path] = set()
-    found = _files_of(path, foreign)
-    kinds = {file: kind_of(file) for file in found if is_known(file)}
-    for file in kinds:
-        _require_file(file)
+    files = _files_of(path, foreign)
+
+    def files_with(suffixes: Collection[str]) -> list[Path]:
+        return [file for file in files if kind_of(file).suffix in suffixes]
+
+    for file in files_with(known):
+        # Without it part of the corpus would be missing.
+        if not file.is_file():
+            raise DataError(f"{file}: a broken link (is a disk not mounted?), or a pipe: write it to a file first")
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
-    chosen = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
+    chosen = files_with(CORPORA)
     if chosen or text_suffixes:
-        chosen += [file for file, kind in kinds.items() if kind.suffix in always_read]
+        chosen += files_with(always_read)
     else:
-        chosen = [file for file, kind in kinds.items() if kind.is_text]
+        chosen = files_with(TEXT_SUFFIXES)
         # A README or a license beside tables does not make it a folder of texts.
         if all(map(_is_readme_or_license, chosen)):
-            chosen = [file for file, kind in kinds.items() if kind.suffix in TABLES] or chosen
+            chosen = files_with(TABLES) or chosen
     if not chosen:
         advice = f"{min(foreign)} is left out unless you name its own path" if foreign else READABLE
         raise DataError(f"{path}: nothing to read there; {advice}")
     # All of them are meant, if there is nothing else.
-    own = [file for file in chosen if not _is_minified(file)] or chosen
-    foreign.update(set(chosen).difference(own))
+    data = [file for file in chosen if not _is_minified(file)] or chosen
+    foreign.update(set(chosen).difference(data))
     # A pattern may spell the name of such a folder, and read it.
-    foreign.difference_update(folder for file in own for folder in file.parents)
+    foreign.difference_update(folder for file in data for folder in file.parents)
     lines = []
     if foreign:
         shown = ", ".join(sorted(map(str, foreign))[:4]) + f" and {len(foreign) - 4:,} more" * (len(foreign) > 4)
         lines.append(
             f"{data_path}: packages, build output and minified files left out: {shown}; to read one, name its own path"
         )
-    left_out = [file for file in set(found).difference(chosen) if not _is_readme_or_license(file)]
+    left_out = [file for file in set(files).difference(chosen) if not _is_readme_or_license(file)]
     if left_out:
-        suffixes = ", ".join(sorted({kind_of(file).suffix for file in own}))
+        suffixes = ", ".join(sorted({kind_of(file).suffix for file in data}))
         lines.append(
-            f"{data_path}: {counted(len(own), 'file')} read ({suffixes}), {len(left_out):,} of other kinds (such as "
+            f"{data_path}: {counted(len(data), 'file')} read ({suffixes}), {len(left_out):,} of other kinds (such as "
             f"{min(left_out, key=Path.as_posix).name}) left out; name files by their own paths to read others"
         )
-    return sorted(own, key=Path.as_posix), lines
-
-
-def _file_system(scheme: str) -> FileSystem:
-    """The fsspec file system of a scheme. Errors: DataError that names a missing package."""
-    package = SCHEMES[scheme]
-    optional_package(package, f"to read {scheme}:// addresses")
-    options: dict[str, Any] = {}
-    if package == "aiohttp":
-        from aiohttp import ClientTimeout
-
-        # identity: no compression in transit. By default aiohttp gives a whole file five minutes.
-        timeout = ClientTimeout(total=None, sock_connect=READ_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-        options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
-    # By scheme: from a whole address fsspec would follow a chained URL.
-    return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme, **options)
-
-
-# A file is downloaded whole before it is read, and kept. fsspec's own cache misses changes of a file behind http://.
-def _fetched(address: str, cache_dir: str | None) -> Path:
-    """The local copy of a remote file, in `downloads/` of the cache folder; downloaded if this version is not there.
-
-    Errors: DataError."""
-    system = _file_system(address.partition("://")[0].lower())
-    try:
-        system.invalidate_cache()
-        info = system.info(address)
-        if info["type"] != "file":
-            raise FileNotFoundError(address)
-        size, tags = version = _version(info)
-        key = hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:16]
-        folder = (expand_user(cache_dir) if cache_dir else user_cache()) / "downloads" / key
-        copy = folder / Path(urlsplit(address).path).name
-        folder.mkdir(parents=True, exist_ok=True)
-        # Without an announced size: half of the free disk
-        limit = shutil.disk_usage(folder).free // 2 if size is None else size
-
-        def check_length(_: int | None, received: int, **__: object) -> None:
-            if received > limit:
-                raise OSError(f"stopped: the server sends more than {limit:,} bytes")
-
-        callback = optional_package("fsspec.callbacks", "to read addresses").Callback(hooks={"length": check_length})
-        # Only one of several ranks downloads.
-        with file_lock(folder / ".lock"):
-            if not (tags and copy.exists()):
-                announce(f"fetching {address}")
-                part = copy.with_name(f".{copy.name}.part")
-                try:
-                    system.get_file(address, str(part), callback=callback)
-                    system.invalidate_cache()
-                    if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
-                        raise OSError("it was cut off, or changed while it was fetched; start again")
-                    # Equal content keeps its time stamps: another process may be reading the copy.
-                    if not copy.exists() or file_digest(copy) != file_digest(part):
-                        rename(part, copy)
-                finally:
-                    part.unlink(missing_ok=True)
-        return copy
-    except Exception as error:
-        # botocore and aiohttp raise their own classes; fsspec may hide any answer of a server behind a FileNotFoundError.
-        cause: Any = error.__cause__ or error
-        status = getattr(cause, "status", 404)
-        reason = one_line(error)[:200] or type(error).__name__
-        if status != 404:
-            # 0: more redirects than aiohttp follows
-            reason = f"the server answers {status} {cause.message}" if status else "it redirects without end"
-        elif isinstance(error, FileNotFoundError):
-            reason = "no such file or server; download a folder or a pattern first"
-        raise DataError(f"{one_line(address)}: cannot be read ({reason})") from None
-
-
-def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
-    """(size, list of at most one version tag) of a file; None and [] if the server reports none."""
-    tags = [str(info[tag]) for tag in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(tag)]
-    return info.get("size"), tags[:1]
+    return sorted(data, key=Path.as_posix), lines
 
 
 def _is_readme_or_license(file: Path) -> bool:
@@ -276,10 +188,10 @@ def _is_readme_or_license(file: Path) -> bool:
 
 def _is_minified(file: Path) -> bool:
     """True for a script of enormous lines."""
-    if kind_of(file).suffix not in MINIFIED or file.stat().st_size <= LONGEST_SCRIPT_LINE:
+    if kind_of(file).suffix not in MINIFIED or file.stat().st_size <= MAX_SCRIPT_LINE:
         return False
     with file.open("rb") as script:
-        return any(len(line) > LONGEST_SCRIPT_LINE for line in script.read(4 * LONGEST_SCRIPT_LINE).splitlines())
+        return any(len(line) > MAX_SCRIPT_LINE for line in script.read(4 * MAX_SCRIPT_LINE).splitlines())
 
 
 def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
@@ -289,60 +201,67 @@ def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
     """
     matches = [path] if os.path.isdir(path) else _matches_of(path, foreign)
     if not matches and not foreign:
-        hint = ""
-        if ":" in path.name:
-            programs = "train_pretrain.py, train_sft.py and inspect_data.py"
-            hint = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
-        reason = f"no such file or folder{hint}, and no file matches it as a pattern; {READABLE}"
-        try:
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            # ValueError: a NUL character, which no file name has.
-            pass
-        except OSError as error:
-            # EINVAL: on Windows no file can have the name of a pattern.
-            if error.errno != errno.EINVAL:
-                reason = f"cannot be read ({error.strerror})"
-        raise DataError(f"{path}: {reason}")
+        raise DataError(f"{path}: {_why_nothing_is_there(path)}")
     files: list[Path] = []
     seen: set[str] = set()
     for match in matches:
         if not match.is_dir():
             files.append(match)
             continue
-        below: list[Path] = []
-        for place, names in _walk(match, seen, foreign):
-            names = _without_old_shards(place, names) if "state.json" in names else names
-            below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
+        below = [
+            Path(folder, name).relative_to(match) for folder, names in _walk(match, seen, foreign) for name in names
+        ]
         all_files = set(below)
-        files += [match / file for file in below if not is_own_output(file, all_files)]
+        files += [match / file for file in below if not is_output(file, all_files)]
     # A pattern may match a file, its folder, and links to one of its folders: the first counts.
     real_path = functools.cache(os.path.realpath)
-    found: dict[tuple[str, str], Path] = {}
+    first: dict[tuple[str, str], Path] = {}
     for file in files:
-        found.setdefault((real_path(file.parent), file.name), file)
-    return list(found.values())
+        first.setdefault((real_path(file.parent), file.name), file)
+    return list(first.values())
+
+
+def _why_nothing_is_there(path: Path) -> str:
+    """For a path that is no folder, and as a pattern matches nothing."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # ValueError: a NUL character, which no file name has.
+        pass
+    except OSError as error:
+        # EINVAL: on Windows no file can have the name of a pattern.
+        if error.errno != errno.EINVAL:
+            return f"cannot be read ({error.strerror})"
+    hint = ""
+    if ":" in path.name:
+        programs = "train_pretrain.py, train_sft.py and inspect_data.py"
+        hint = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
+    return f"no such file or folder{hint}, and no file matches it as a pattern; {READABLE}"
 
 
 def _walk(top: str | Path, seen: set[str], foreign: set[Path]) -> Iterator[tuple[str, list[str]]]:
-    """(folder, names of its files) of a folder and the visible ones below it. seen: real paths of folders already read.
-    foreign: gets the folders below it that are left out, see `_is_foreign`.
+    """(folder, names of its files) of a folder and those below it, without what is hidden. seen: real paths of folders already
+    read. foreign: gets the folders below it that are left out, see `_is_foreign`.
 
     It follows links, unlike rglob: a corpus is often a folder of links to other disks. A folder that is reached twice, by a
     link to itself or to a parent, is read once.
     """
-    for place, folders, names in os.walk(top, onerror=_refuse_folder, followlinks=True):
-        real = os.path.realpath(place)
+    for folder, subfolders, names in os.walk(top, onerror=_refuse_folder, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
         # Nothing in a __pycache__ can be read.
-        below = {name for name in folders if not name.startswith((".", "__pycache__")) and real not in seen}
-        others = {name for name in below if _is_foreign(Path(place, name))}
-        foreign.update(Path(place, name) for name in others)
+        below = [name for name in subfolders if not name.startswith((".", "__pycache__"))]
+        foreign_names = {name for name in below if _is_foreign(Path(folder, name))}
+        foreign.update(Path(folder, name) for name in foreign_names)
         # In place: os.walk descends into what is left in the list. Sorted: which of two links to a folder is followed must not
         # depend on the disk.
-        folders[:] = sorted(below - others)
-        if real not in seen:
-            seen.add(real)
-            yield place, names
+        subfolders[:] = sorted(set(below) - foreign_names)
+        if "state.json" in names:
+            names = _without_old_shards(folder, names)
+        yield folder, [name for name in names if not name.startswith(".")]
 
 
 def _is_foreign(folder: Path) -> bool:
@@ -431,33 +350,27 @@ def expand_user(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def _require_file(path: Path) -> None:
-    """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
-    if not path.is_file():
-        raise DataError(f"{path}: a broken link (is a disk not mounted?), or a pipe: write it to a file first")
+# What runs, their trackers, and map() and shuffle() of Hugging Face datasets leave in a folder, by its path below the named
+# one: the user wants that one, whatever its name. Their caches have the same texts again, or row numbers.
+OUTPUT = re.compile(
+    r"(.*/)?([^/]*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow)"
+    r"|(.*/)?([^/]*_resume(_old\d*)?|(wandb|swanlog)/(latest-run|(offline-)?run-[^/]*))/.*",
+    re.DOTALL,
+)
+# Files that identify a token store; a model and a tokenizer, which have further ones of the suffixes below
+STORE = ("meta.json", "tokens.bin")
+MODELS = (("config.json", "model.safetensors"), ("tokenizer_config.json",))
 
 
-def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
+def is_output(file: Path, all_files: Collection[Path]) -> bool:
     """True for a file that a run, its tracker, a token store, a model or a cache left among the data.
 
-    below: its path relative to the named folder. all_files: those of all files in it.
+    file: its path below the named folder. all_files: those of all files in it.
     """
-    # The last: caches of map() and shuffle() of Hugging Face datasets, with the same texts again or row numbers.
-    names = r"(?s).*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow"
-    if re.fullmatch(names, below.name):
-        return True
     # A model's config is beside its weights.
-    if below.suffix == ".json" and below.with_suffix(".pth") in all_files:
+    if OUTPUT.fullmatch(file.as_posix()) or (file.suffix == ".json" and file.with_suffix(".pth") in all_files):
         return True
-    # Only below the named folder: the user wants that one, whatever its name.
-    if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
-        return True
-    # runs of the trackers
-    if re.search(r"(^|/)(wandb|swanlog)/(latest-run|(offline-)?run-[^/]*)/", below.as_posix()):
-        return True
-    # files that identify a token store, a model, a tokenizer
-    marks: list[tuple[str, ...]] = [("meta.json", "tokens.bin")]
-    if below.suffix in (".json", ".txt") or below.name == "README.md":
-        # A model and a tokenizer have these. Other kinds beside them are the user's data.
-        marks += [("config.json", "model.safetensors"), ("tokenizer_config.json",)]
-    return any(all(below.with_name(name) in all_files for name in names) for names in marks)
+    # Files of other kinds beside a model are the user's data.
+    is_of_model = file.suffix in (".json", ".txt") or file.name == "README.md"
+    marks = (STORE, *MODELS) if is_of_model else (STORE,)
+    return any(all(file.with_name(name) in all_files for name in names) for names in marks)

@@ -15,22 +15,20 @@ from typing import Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file
+from common.files import atomic_file, digest_of_json
 from common.wording import announce, counted
+from dataset.arrays import Bools
 from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.settings import NEAR
-from dataset.store.format import TokenStore, digest_of_json
-from dataset.store.token_store import StoreOptions, first_writable, hash_of_text
+from dataset.store.build import StoreOptions, first_writable, hash_of_text
+from dataset.store.token_store import TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when other documents would be left out.
 VERSION = 1
-
-# bool [documents of all stores]
-Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def copies_among(
@@ -38,7 +36,7 @@ def copies_among(
     encoder: DocumentEncoder,
     method: str,
     **options: Unpack[StoreOptions],
-) -> tuple[Mask, str, list[str]]:
+) -> tuple[Bools, str, list[str]]:
     """(which documents are copies, a fingerprint of the others, a notice for each store).
 
     method: EXACT or NEAR. options: as for `open_or_build`.
@@ -68,13 +66,13 @@ def _near_or_exact(
     exact: Copies,
     fingerprint: str,
     options: StoreOptions,
-) -> Mask:
+) -> Bools:
     """The copies of either kind, cached by an earlier start or found now."""
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
     for place in stores[0].places:
         # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
         with contextlib.suppress(Exception):
-            found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
+            found: Bools = np.load(place / name, allow_pickle=False)["is_copy"]
             return found
     place = first_writable(stores[0].places)
     # Commands that start together all search, with the same result.

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
 from common.errors import DataError, optional_package
+from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
 from dataset.reading.documents import SAMPLE
-from dataset.store.format import digest_of_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

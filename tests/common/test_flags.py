@@ -122,7 +122,7 @@ def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(comma
 @pytest.mark.parametrize("flag", ["--local-rank=1", "--local_rank=1"])
 def test_the_rank_that_a_launcher_passes_is_taken_and_is_no_setting(command, flag, tmp_path):
     """`python -m torch.distributed.launch` passes one or the other, and sets LOCAL_RANK."""
-    settings, _ = PARSERS[command]().read([*WANTED.get(command, []), flag])
+    settings = PARSERS[command]().read([*WANTED.get(command, []), flag])
     write_settings(settings, tmp_path / "a.yaml")
     assert "rank" not in (tmp_path / "a.yaml").read_text()
 

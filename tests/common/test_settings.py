@@ -3,9 +3,9 @@
 import pytest
 
 from common.settings import write_settings
+from encoders.electra.settings import ElectraSettings
+from encoders.glue.settings import GlueSettings
 from tests.helpers import ROOT, complaint
-from trainer.electra.settings import ElectraSettings
-from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 

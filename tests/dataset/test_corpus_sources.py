@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import DataError
 from dataset.corpus import Corpus
-from dataset.store.token_store import open_or_build
+from dataset.store.build import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, write_texts
 

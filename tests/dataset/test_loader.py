@@ -11,8 +11,8 @@ import torch
 from dataset.corpus import split_by_hash
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
-from dataset.store.format import ConcatStore
-from dataset.store.token_store import open_or_build
+from dataset.store.build import open_or_build
+from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.loss import IGNORE
 from tests.dataset.test_packing import make_store, random_lengths

@@ -11,7 +11,7 @@ from dataset import mixture as module
 from dataset.mixture import MIXTURE_STREAM, Mixture
 from dataset.packing import EpochPlan
 from dataset.shares import Point, Source, group_sources
-from dataset.store.format import ConcatStore
+from dataset.store.token_store import ConcatStore
 from tests.dataset.test_packing import make_store
 
 T = 32

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.errors import DataError, UserError
-from dataset.store import format as store_format
+from dataset.store import token_store
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import (
     ROOT,
@@ -263,7 +263,7 @@ def test_gradient_checkpointing_recomputes(data, tmp_path, recwarn):
 
 def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_mends_them(tmp_path, monkeypatch):
     """As for a large store, whose tokens are looked at beside the training. Reference: the run on undamaged data."""
-    monkeypatch.setattr(store_format, "MAX_OPEN_CHECK_BYTES", 0)
+    monkeypatch.setattr(token_store, "MAX_OPEN_CHECK_BYTES", 0)
     data = write_corpus(tmp_path / "corpus.jsonl", 40)
     undamaged = losses(train(data_path=data, out_dir=tmp_path / "undamaged"))
     (tokens,) = (tmp_path / ".token_store").glob("*/tokens.bin")

@@ -104,7 +104,7 @@ def test_big_data_keeps_minimind_settings(tmp_path):
     with open(corpus, "wb") as file:
         file.truncate(job.LARGE_BYTES)
     settings = SftSettings.parse(["--data_path", str(corpus), "--from_weight", "none"])
-    assert job.defaults_for_data_size(settings, {"data_path"}) == (settings, None)
+    assert job.defaults_for_data_size(settings) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")
 
 
@@ -116,6 +116,6 @@ def test_auto_batches_have_as_many_passes_as_the_usual_ones(tmp_path):
     fitted = {}
     for rows in ("auto", "16"):
         words = ["--data_path", str(corpus), "--from_weight", "none", "--batch_size", rows]
-        fitted[rows] = job.defaults_for_data_size(*SftSettings.read(words))
+        fitted[rows] = job.defaults_for_data_size(SftSettings.parse(words))
     (auto, line), (said, _) = fitted["auto"], fitted["16"]
     assert auto.epochs == said.epochs == 13 and auto.batch_size == 0 and "--batch_size auto --epochs 13" in line

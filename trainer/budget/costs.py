@@ -5,7 +5,6 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from common.wording import announce
-from dataset.corpus import EVAL_ROWS, FEWEST_DOCUMENTS, Corpus, document_to_split, split_by_hash
+from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -35,7 +34,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.settings import PretrainSettings, seconds_of
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -69,7 +68,7 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 TIMED_SHARE = 0.01
 MAX_TIMED_S = 10.0
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
-# least about MIN_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
+# least about MIN_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
@@ -107,16 +106,9 @@ class Text:
 
 
 def count_text(
-    settings: PretrainSettings,
-    given: Collection[str],
-    ranks: Ranks,
-    kind: TextKind = DOCUMENTS,
-    difficulty: float | None = None,
+    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, difficulty: float | None = None
 ) -> Text:
-    """Tokenise new text, and count. given: names of the given settings. difficulty: of the same text, if it is known.
-
-    Errors: DataError, UserError.
-    """
+    """Tokenise new text, and count. difficulty: of the same text, if it is known. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
@@ -125,7 +117,7 @@ def count_text(
     if settings.dry_run and difficulty is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
-    is_free = not {"val_path", "val_fraction"} & set(given)
+    is_free = not {"val_path", "val_fraction"} & settings.user_set
     # Asked of rank 0: the next line is for all ranks, or for none.
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
@@ -153,7 +145,7 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
-    if n_documents < FEWEST_DOCUMENTS:
+    if n_documents < MIN_DOCUMENTS:
         fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
         # A few long documents: the last part of the longest
         is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None
@@ -185,12 +177,11 @@ class Cut(NamedTuple):
 class RunCosts:
     """Costs of runs with these settings on this text and machine, and their budget. A collective: all ranks make one.
 
-    given: names of the settings that the user gives. product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at
-    most PRODUCT_RATE per thread. available_memory: bytes that a rank may take; None: unknown.
+    product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at most PRODUCT_RATE per thread. available_memory:
+    bytes that a rank may take; None: unknown.
     """
 
     settings: PretrainSettings
-    given: Collection[str]
     text: Text
     ranks: Ranks
     device: torch.device
@@ -204,7 +195,12 @@ class RunCosts:
     measured_cuts: dict[int, Cut] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.optimizer = self.settings.optimizer if "optimizer" in self.given else "muon"
+        # names of the settings that a plan leaves as they are
+        self.fixed = self.settings.user_set | self.settings.fixed_in_plans
+        if self.settings.from_weight != "none":
+            # Existing weights have a fixed shape.
+            self.fixed |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
+        self.optimizer = self.settings.optimizer if "optimizer" in self.fixed else "muon"
         self.n_prompts = len(read_prompts(self.settings.sample_prompts))
         self.max_passes = laws.max_passes(self.settings.from_weight)
         # a budget of time, and what is left of it after planning
@@ -215,9 +211,9 @@ class RunCosts:
 
     def init_scheme(self, config: MiniMindConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
-        if "init_scheme" in self.given:
+        if "init_scheme" in self.fixed:
             return self.settings.init_scheme
-        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
+        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
@@ -281,7 +277,7 @@ class RunCosts:
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
-        is_free = "eval_interval" not in self.given
+        is_free = "eval_interval" not in self.fixed
         if not self.text.evaluated or not (is_free or self.settings.eval_interval):
             return 0
         if is_free:

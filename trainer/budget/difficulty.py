@@ -9,10 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.arrays import Ints
 from dataset.corpus import ValidationBatches
 from dataset.loader import Assembler
 from dataset.packing import RowPlan
-from dataset.store.format import Ints
 
 Floats = NDArray[np.float64]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from common.errors import UserError
 from common.processes import seconds_since_start
-from common.settings import field_default, write_settings
+from common.settings import field_default, flags_of, write_settings
 from common.start import script_path, shell_line
 from common.wording import counted
-from dataset.corpus import FEWEST_DOCUMENTS
+from dataset.corpus import MIN_DOCUMENTS
 from model.config import MiniMindConfig
 from trainer.budget import laws
 from trainer.budget.costs import Cut, RunCosts
@@ -30,7 +30,6 @@ from trainer.pretrain.settings import (
     ModelSettings,
     PretrainSettings,
     TrainingSettings,
-    length_flags,
 )
 from trainer.saving.checkpoint import Checkpoints, file_of_resumed_run
 
@@ -42,7 +41,7 @@ USED_SHARE = 0.9
 # Saves of a run; more if they would be further apart than the seconds below.
 SAVES = 10
 MAX_SECONDS_BETWEEN_SAVES = 600.0
-MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
+MODEL_AND_TRAINING = {*flags_of(ModelSettings), *flags_of(TrainingSettings)}
 # Settings with one value in all runs behind the law of the loss: all but those removed here
 UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
 UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
@@ -103,12 +102,12 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
-    if "lr_schedule" not in costs.given or costs.settings.lr_schedule == "wsd":
+    if "lr_schedule" not in costs.fixed or costs.settings.lr_schedule == "wsd":
         chosen["decay_share"] = laws.DECAY_SHARE
     # Only if the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
-    if costs.device.type != "cuda" and "save_minutes" not in costs.given:
+    if costs.device.type != "cuda" and "save_minutes" not in costs.fixed:
         # A run on CUDA saves by minutes, see SaveTimer.
         updates_between_saves = min(plan.updates / SAVES, MAX_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
@@ -121,13 +120,13 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
         # A rate given by the user applies to all that AdamW trains.
-        if "learning_rate" not in costs.given:
+        if "learning_rate" not in costs.fixed:
             chosen["embed_lr"] = laws.EMBED_RATE
         decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.text.unique)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
-    return {name: value for name, value in chosen.items() if name not in costs.given}
+    return {name: value for name, value in chosen.items() if name not in costs.fixed}
 
 
 def quantity(value: float) -> str:
@@ -213,12 +212,12 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
                 f"warning: {part.name} is read {passes:.0f} times, and a model memorises what it reads so "
                 f"often: give it a share of at most {laws.MAX_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
-    if not costs.text.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
+    if not costs.text.evaluated and not {"val_path", "val_fraction"} & costs.fixed:
         lines.append(
-            f"no validation: nothing is held out of fewer than {FEWEST_DOCUMENTS} short documents, of copies of one, or if it would be "
+            f"no validation: nothing is held out of fewer than {MIN_DOCUMENTS} short documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
-    command = explicit_command(chosen, {*costs.given, *decided}, costs.ranks.micro_batches_at_once)
+    command = explicit_command(chosen, {*costs.fixed, *decided}, costs.ranks.micro_batches_at_once)
     return [*lines, "the same run by flags:", f"  {command}"]
 
 
@@ -241,7 +240,7 @@ def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> f
     ]
     in_range = all(least <= value <= most for value, (least, most) in ranges)
     same_vocabulary = plan.config.vocab_size == laws.MEASURED_VOCABULARY
-    if in_range and same_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & set(costs.given):
+    if in_range and same_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & costs.fixed:
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
@@ -286,13 +285,14 @@ def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
         write_settings(plan, plan_path(stem))
 
 
-def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
+def plan_to_resume(settings: PretrainSettings, of_default_model: bool = False) -> tuple[Path, PretrainSettings] | None:
     """(file, settings) of the plan that a resume continues; None: there is none.
 
-    The newest of the planned runs with this --save_weight, with a checkpoint and the model that the flags name. given: names of the
-    settings that the user gives. Errors: UserError where all have other budgets.
+    The newest of the planned runs with this --save_weight, with a checkpoint and the model that the flags name. of_default_model:
+    of the width of the settings, though no flag names it. Errors: UserError where all have other budgets.
     """
     prefix = Path(settings.out_dir) / settings.save_weight
+    named = {*settings.user_set, "hidden_size", "use_moe"} if of_default_model else settings.user_set
     plans = []
     for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
         stem = folder.with_name(folder.name.removesuffix("_resume"))
@@ -301,7 +301,7 @@ def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[
         if path is None or not is_of_this_name:
             continue
         before = type(settings).parse(["--config", str(path)])
-        if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
+        if all(getattr(before, name) == getattr(settings, name) for name in named.intersection(MODEL_FLAGS)):
             plans.append((path, before))
     plans.sort(key=lambda plan: plan[0].stat().st_mtime, reverse=True)
     for path, before in plans:
@@ -321,16 +321,14 @@ def budget_flag(settings: PretrainSettings) -> str:
     return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
 
 
-def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
+def refuse_forgotten_budget(settings: PretrainSettings) -> None:
     """Checks a resume without a budget. Errors: UserError if the run was planned and would end elsewhere, or where a new run of
     the default width would start beside it."""
     # None: a folder of weights sets the width
     if settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
-    if "hidden_size" in given or Checkpoints(f"{own}_resume").paths():
-        # The flags that a plan prints say where the run ends, and need no clock.
-        if length_flags(settings, given):
-            return
-        given = {*given, "hidden_size", "use_moe"}
-    plan_to_resume(settings, given)
+    is_of_this_width = "hidden_size" in settings.user_set or bool(Checkpoints(f"{own}_resume").paths())
+    # The flags that a plan prints say where the run ends, and need no clock.
+    if not (is_of_this_width and settings.length_flags):
+        plan_to_resume(settings, is_of_this_width)

@@ -21,7 +21,7 @@ All ranks plan together: they measure at once, as they will train at once. Rank 
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.initial_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, length_flags
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
@@ -81,22 +81,18 @@ ROUNDS = 4
 
 
 def plan_run(
-    settings: PretrainSettings,
-    given: Collection[str],
-    run_context: RunContext,
-    kind: TextKind = DOCUMENTS,
+    settings: PretrainSettings, run_context: RunContext, kind: TextKind = DOCUMENTS
 ) -> PretrainSettings | None:
     """The settings with all open ones chosen; None: --dry_run has shown the plan.
 
-    given: names of the settings that the user gives, by flags or --config. kind: of the text.
-    Errors: UserError, DataError.
+    kind: of the text. Errors: UserError, DataError.
     """
     ranks, device = run_context.ranks, run_context.device
-    refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
-    resumed_plan = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
+    refuse_contradictions(settings)
+    resumed_plan = on_main(ranks, lambda: plan_to_resume(settings)) if settings.from_resume else None
     if resumed_plan is not None:
         path, before = resumed_plan
-        planned = {name: getattr(before, name) for name in PLANNED if name not in given}
+        planned = {name: getattr(before, name) for name in PLANNED - settings.user_set}
         if "accumulation_steps" in planned and before.accumulation_steps % ranks.micro_batches_at_once:
             raise UserError(
                 f"{path}: an update of {before.accumulation_steps} micro-batches cannot be divided among "
@@ -111,19 +107,17 @@ def plan_run(
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"using the plan of the first start: {path}"))
         return None if settings.dry_run else resumed
-    given = {*given, *settings.fixed_in_plans}
     on_main(ranks, lambda: announce("planning: measuring this machine and counting the text"))
     with user_errors():
         settings, config = settings_of_folder(settings)
-        settings, rate, memory = measure_machine(settings, given, run_context)
-        text = count_text(settings, given, ranks, kind)
-        if settings.from_weight != "none":
-            # Existing weights have a fixed shape.
-            given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
+        settings, rate, memory = measure_machine(settings, run_context)
+        text = count_text(settings, ranks, kind)
         dtype, _ = pick_dtype(settings.dtype, device)
-        costs = RunCosts(settings, given, text, ranks, device, dtype, rate, memory)
+        costs = RunCosts(settings, text, ranks, device, dtype, rate, memory)
         shape = {
-            name: value for name in MODEL_FLAGS if name in given and (value := getattr(settings, name)) is not None
+            name: value
+            for name in MODEL_FLAGS
+            if name in costs.fixed and (value := getattr(settings, name)) is not None
         }
         fields = {"vocab_size": text.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
@@ -150,23 +144,24 @@ def plan_run(
     return None if settings.dry_run else chosen
 
 
-def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
+def refuse_contradictions(settings: PretrainSettings) -> None:
     """Errors: UserError for a flag that contradicts a budget."""
-    for name in length_flags(settings, given):
+    fixed = settings.user_set | settings.fixed_in_plans
+    for name in settings.length_flags:
         raise UserError(
             f"--{name} and a budget both say when the run ends: drop one (a --config file counts too: delete its line)"
         )
-    if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
+    if settings.budget and "lr_schedule" in fixed and settings.lr_schedule != "wsd":
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
             "--budget_tokens"
         )
-    if settings.optimizer not in laws.MEASURED_OPTIMIZERS and "learning_rate" not in given:
+    if settings.optimizer not in laws.MEASURED_OPTIMIZERS and "learning_rate" not in fixed:
         raise UserError(
             f"--optimizer {settings.optimizer} with a budget: add --learning_rate, since plans have rates for "
             f"{' and '.join(laws.MEASURED_OPTIMIZERS)}"
         )
-    if settings.from_weight != "none" and "learning_rate" not in given:
+    if settings.from_weight != "none" and "learning_rate" not in fixed:
         raise UserError(
             "--from_weight with a budget: add --learning_rate, since the rates of a plan are for fresh weights (2e-5 is "
             "usual for public weights)"
@@ -174,7 +169,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
 
 
 def measure_machine(
-    settings: PretrainSettings, given: Collection[str], run_context: RunContext
+    settings: PretrainSettings, run_context: RunContext
 ) -> tuple[PretrainSettings, float, float | None]:
     """Returns (settings, FLOP/s of all ranks together, bytes that a rank may take or None). A collective.
 
@@ -184,7 +179,7 @@ def measure_machine(
     dtype, _ = pick_dtype(settings.dtype, device)
     dtypes = [dtype]
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
-    if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
+    if settings.budget and "dtype" not in settings.user_set and device.type == "cpu" and dtype is torch.bfloat16:
         dtypes.append(torch.float32)
     own_rates = [product_rate(device, one) for one in dtypes]
     if device.type == "cpu":
@@ -238,14 +233,14 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
 
     In longer rows a token sees more of its document, and costs more.
     """
-    settings, given, text = costs.settings, costs.given, costs.text
-    is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
+    settings, text = costs.settings, costs.text
+    is_fixed = {"max_seq_len", "pack"} & costs.fixed or kind is not DOCUMENTS or settings.from_weight != "none"
     # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
     is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
     if is_fixed or is_eager or text.context < LONG_DOCUMENTS * text.rows.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    longer_text = count_text(longer, given, costs.ranks, kind, text.difficulty)
+    longer_text = count_text(longer, costs.ranks, kind, text.difficulty)
     longer_costs = dataclasses.replace(costs, settings=longer, text=longer_text)
 
     def is_worth_it() -> bool:
@@ -383,13 +378,13 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     settings, ranks = costs.settings, costs.ranks
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.given else STEPS
+    steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
-    if "batch_size" in costs.given:
+    if "batch_size" in costs.fixed:
         found = [Cut(settings.batch_size, n, at_once) for n in steps]
-    elif "accumulation_steps" in costs.given:
+    elif "accumulation_steps" in costs.fixed:
         found = [Cut(rows * sharing, settings.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
     else:
         # rows of the whole update if the ranks can share them, else of each rank

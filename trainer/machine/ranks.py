@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError, user_errors
 from common.processes import die_with_parent
+from common.settings import Settings
 from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
@@ -391,9 +392,9 @@ class SharedMemory:
 # independently, so with different ones they would train the wrong rows, or wait for messages that nobody sends.
 
 
-def compare_settings(ranks: Ranks, settings: object) -> None:
+def compare_settings(ranks: Ranks, settings: Settings) -> None:
     """All ranks must call it. settings: of the command. Errors: UserError if a rank has other flags or packages."""
-    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(MACHINE_SPECIFIC)}
+    flags = {f"--{name}": value for name, value in settings.values().items() if not name.endswith(MACHINE_SPECIFIC)}
     compare_with_main(ranks, {**flags, **versions()})
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from common.start import next_command
 from common.wording import counted
+from dataset.arrays import Ints
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
-from dataset.store.format import Documents, Ints
+from dataset.store.token_store import Documents
 from model.config import parameter_count
 from trainer.advice import common_warnings, warnings_of
 from trainer.engine import rows_of_update, schedule_of

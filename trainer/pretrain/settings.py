@@ -3,13 +3,12 @@
 import argparse
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive, share
-from common.settings import Settings, field_default, setting, switch, with_default
+from common.settings import Settings, field_default, flags_of, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, read_record
@@ -161,7 +160,7 @@ class ModelSettings(Settings):
 
 # The flags that are fields of the model's config
 MODEL_FLAGS = tuple(
-    field.name for field in fields(ModelSettings) if field.name not in ("init_scheme", "from_weight", "tokenizer_path")
+    name for name in flags_of(ModelSettings) if name not in ("init_scheme", "from_weight", "tokenizer_path")
 )
 
 
@@ -270,6 +269,11 @@ class PretrainSettings(
         """Rows of the micro-batches that flags count: with --batch_size auto the default, so that updates are the same as with it."""
         return self.batch_size or field_default(type(self), "batch_size")
 
+    @property
+    def length_flags(self) -> list[str]:
+        """The flags by which the user says where the run ends."""
+        return [name for name in ("epochs", "max_updates") if name in self.user_set and getattr(self, name)]
+
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
         """The path of a run's files without suffix. hidden_size, use_moe: of its model, perhaps from a folder."""
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
@@ -299,6 +303,9 @@ class PretrainSettings(
 
         Errors: ValueError for an unreadable .json beside them, and for another --parse_special_tokens than theirs.
         """
+        if self.batch_size == AUTO_ROWS:
+            # auto leaves the rows open, as if the flag were not there.
+            self.user_set -= {"batch_size"}
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
@@ -351,8 +358,3 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
     if is_model and not (is_bare_name and found):
         return path
     return found or candidates[0]
-
-
-def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
-    """The given flags that say where a run ends."""
-    return [name for name in ("epochs", "max_updates") if name in given and getattr(settings, name)]

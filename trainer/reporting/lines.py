@@ -41,7 +41,7 @@ def describe(
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": run_context.command,
-        "settings": {name: value for name, value in vars(settings).items() if value is not None},
+        "settings": {name: value for name, value in settings.values().items() if value is not None},
         "model": overview.model_fields,
         "data": {
             **data,

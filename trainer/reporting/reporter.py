@@ -65,7 +65,7 @@ class Reporter:
                 name=name,
                 id=run_ids.get(kind),
                 resume="allow",
-                config=publishable(vars(settings)),
+                config=publishable(settings.values()),
             )
         # Each package raises its own kinds of errors.
         except Exception as error:

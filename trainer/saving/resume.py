@@ -90,7 +90,7 @@ class Saver:
             # number of ranks that share a micro-batch
             "sharing": self.ranks.sharing,
             "identity": self.job.identity.entries,
-            "settings": {name: value for name, value in vars(self.settings).items() if value is not None},
+            "settings": {name: value for name, value in self.settings.values().items() if value is not None},
             "job": {"clock": clock.state_dict()} if clock else {},
         }
 
@@ -236,7 +236,7 @@ class Saver:
 
     def _announce_changes(self, state: dict[str, Any]) -> None:
         """Report settings that differ from those of the checkpoint."""
-        now = vars(self.settings)
+        now = self.settings.values()
         # A flag that is newer than the checkpoint had its default.
         kind: Any = type(self.settings)
         before = {name: field_default(kind, name) for name in now} | state["settings"]

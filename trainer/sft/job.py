@@ -1,7 +1,6 @@
 """Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, with a loss on the answers only."""
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,13 @@ from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions
-from dataset.reading.file_kinds import find_files, is_address
+from dataset.reading.file_kinds import find_files
+from dataset.reading.remote import is_address
 from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.settings import AUTO_ROWS
 from trainer.sft.settings import USUAL_FILE, SftSettings
 
 CONVERSATIONS = TextKind(
@@ -60,15 +61,12 @@ RECIPE_FLAGS = frozenset({"epochs", "max_updates", "optimizer", "learning_rate",
 EMBEDDED_BYTES = 1_000_000
 
 
-def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
-    """Returns (settings, with other defaults for little text; a line about them). given: names that the user sets.
-
-    Errors: DataError for missing data.
-    """
+def defaults_for_data_size(settings: SftSettings) -> tuple[SftSettings, str | None]:
+    """Returns (settings, with other defaults for little text; a line about them). Errors: DataError for missing data."""
     # These rates would spoil weights from a Hugging Face folder. Who writes a mixture file chooses rates too.
     if settings.mixture or settings.weight_folder() is not None:
         return settings, None
-    if chosen := RECIPE_FLAGS & set(given):
+    if chosen := RECIPE_FLAGS & settings.user_set:
         line = f"note: with --{min(chosen)} the other defaults are MiniMind's, whose learning rate is for large data (docs/sft.md)"
         is_for_others = chosen <= {"epochs", "max_updates"} and bytes_of_data(settings) < LARGE_BYTES
         return settings, line if is_for_others else None
@@ -78,10 +76,11 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
     n_bytes = bytes_of_data(settings)
     if n_bytes >= LARGE_BYTES:
         return settings, None
-    batch_size = settings.batch_size if "batch_size" in given else ROWS
-    rows_at_once = settings.usual_rows if "batch_size" in given else ROWS
+    is_auto = settings.batch_size == AUTO_ROWS
+    batch_size = settings.batch_size if is_auto or "batch_size" in settings.user_set else ROWS
+    rows_at_once = settings.usual_rows if is_auto else batch_size
     rows = settings.rows_per_update or rows_at_once * settings.accumulation_steps
-    schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
+    schedule = settings.lr_schedule if "lr_schedule" in settings.user_set else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
     updates_of_pass = max(1, math.ceil(rows_of_pass / rows))
     passes = min(max(math.ceil(UPDATES / updates_of_pass), FEWEST_PASSES), MOST_PASSES)

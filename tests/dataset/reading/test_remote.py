@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import DataError
 from common.wording import one_line
-from dataset.reading import file_kinds
+from dataset.reading import remote
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from tests.helpers import train
@@ -74,7 +74,7 @@ def test_a_file_is_fetched_once_and_another_version_of_it_anew(s3):
 
 def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monkeypatch):
     address = put("during/a.jsonl", LINES)
-    system = file_kinds._file_system("s3")
+    system = remote._file_system("s3")
     get_file = system.get_file
 
     def changing(*paths, **options):
@@ -157,9 +157,9 @@ def web():
 def test_a_compressed_file_comes_as_it_is_and_what_is_cut_or_silent_is_told(tmp_path, web, monkeypatch):
     """A server may name the compression of the file as that of the way, and then a client unpacks it."""
     http = pytest.importorskip("fsspec.implementations.http")
-    monkeypatch.setattr(file_kinds, "READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(remote, "READ_TIMEOUT_S", 0.3)
     http.HTTPFileSystem.clear_instance_cache()
-    file_kinds._file_system("http").get_file(f"{web}/packed.jsonl.gz", str(tmp_path / "a"))
+    remote._file_system("http").get_file(f"{web}/packed.jsonl.gz", str(tmp_path / "a"))
     assert (tmp_path / "a").read_bytes() == gzip.compress(LINES, mtime=0)
     for name in ("cut.jsonl", "silent.jsonl"):
         with pytest.raises(DataError, match=f"^{web}/{name}: cannot be read"):

@@ -7,8 +7,8 @@ import pytest
 
 from common.errors import DataError
 from dataset.corpus import Corpus
+from dataset.store.build import open_or_build
 from dataset.store.deduplicate import stored_texts
-from dataset.store.token_store import open_or_build
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.helpers import write_texts
 

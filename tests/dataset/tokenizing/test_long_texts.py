@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from common.errors import DataError
-from dataset.store.token_store import open_or_build
+from dataset.store.build import open_or_build
 from dataset.tokenizing import encoder as encoder_module
 from dataset.tokenizing.encoder import DocumentEncoder, parts_of
 from tests.dataset.tokenizing.test_encoder import small_tokenizer

@@ -13,17 +13,17 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
 from common.errors import DataError, UserError
-from dataset.store import token_store
-from dataset.store.token_store import open_or_build
+from dataset.store import build
+from dataset.store.build import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size, lost_text
 from dataset.tokenizing.wordpiece import wordpiece
 from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
+from tests.encoders.electra import test_command as test_train_electra
+from tests.encoders.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from tests.helpers import ROOT, write_texts
 from tests.scripts.test_export import write
-from tests.trainer import test_train_electra
-from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from trainer import train_electra, train_pretrain, train_tokenizer
 
 MODEL = ROOT / "model"
@@ -333,10 +333,10 @@ def test_a_store_tells_at_each_start_what_was_lost_when_it_was_built(tmp_path, m
     path = write_texts(tmp_path / "en.jsonl", [ENGLISH] * 9)
     (told,) = open_or_build(path, encoder, progress=False).notices
     assert told.startswith(f"note: {path}: the tokenizer loses some of the text: ")
-    monkeypatch.setattr(token_store, "_tokenise", None)
+    monkeypatch.setattr(build, "_tokenise", None)
     with pytest.raises(DataError, match=r"en\.jsonl:1: no 'content'"):
         open_or_build(path, encoder, text_field="content")
-    monkeypatch.setattr(token_store, "plain_texts", None)
+    monkeypatch.setattr(build, "plain_texts", None)
     assert open_or_build(path, encoder).notices == [told]
 
 

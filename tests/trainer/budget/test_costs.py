@@ -3,6 +3,7 @@
 import mmap
 import os
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,9 +26,8 @@ SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 
 
 def costs_of(*words, evaluated=0, machine=None, **data):
-    given = {word.removeprefix("--") for word in words if word.startswith("--")}
     settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
-    return RunCosts(settings, given, text_of(evaluated=evaluated, **data), **{**MACHINE, **(machine or {})})
+    return RunCosts(settings, text_of(evaluated=evaluated, **data), **{**MACHINE, **(machine or {})})
 
 
 @pytest.mark.parametrize("interval", [1, 10, 1000])
@@ -149,12 +149,8 @@ def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     monkeypatch.setattr(planner, "count_text", count_text)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     settings = PretrainSettings.parse(words)
-    given = {word.removeprefix("--") for word in words if word.startswith("--")}
-    found = with_best_rows(
-        sizes({"vocab_size": 6400, "hidden_size": 256}),
-        RunCosts(settings, given, count_text(settings), **MACHINE),
-        DOCUMENTS,
-    )
+    costs_of_rows = RunCosts(settings, count_text(settings), **MACHINE)
+    found = with_best_rows(sizes({"vocab_size": 6400, "hidden_size": 256}), costs_of_rows, DOCUMENTS)
     assert found.text.rows.T == found.settings.max_seq_len == rows
 
 
@@ -164,7 +160,7 @@ def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_p
     data_path, val_path = (write_texts(tmp_path / f"{text[:3]}.jsonl", [text]) for text in (trained, evaluated))
     settings = PretrainSettings(data_path=[data_path], val_path=[val_path], max_seq_len=64)
     settings.tokenizer_path = str(ROOT / "model")
-    text = count_text(settings, {"val_path"}, Ranks())
+    text = count_text(replace(settings, user_set={"val_path"}), Ranks())
     rows = text.corpus.assembler(2)[text.rows.recipe(range(2))]
     assert rows.input_ids.shape == (2, 64)
     assert all(tokenizer.decode(row, skip_special_tokens=True) in trained for row in rows.input_ids)

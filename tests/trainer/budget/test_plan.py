@@ -20,8 +20,9 @@ MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
 
 def costs_of(optimizer="muon", data=None, **said):
     """What a machine and a text cost. data: what is other about the text. said: settings that the user has said."""
-    settings = PretrainSettings(**said, optimizer=optimizer, budget="10m", use_compile="0")
-    return RunCosts(settings, {*said, "optimizer"}, text_of(**data or {}), **MACHINE)
+    user_set = frozenset({*said, "optimizer"})
+    settings = PretrainSettings(**said, optimizer=optimizer, budget="10m", use_compile="0", user_set=user_set)
+    return RunCosts(settings, text_of(**data or {}), **MACHINE)
 
 
 def error_of(plan=None, data=None, **said):

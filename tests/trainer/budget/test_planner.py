@@ -150,7 +150,7 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path
         return replace(result, out_dir="of rank 0") if isinstance(result, PretrainSettings) else result
 
     words = ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
-    settings, given = PretrainSettings.read(words)
+    settings = PretrainSettings.parse(words)
     path = plan_path(tmp_path / "pretrain_16")
     write_plan(replace(settings, accumulation_steps=3), tmp_path / "pretrain_16", Ranks(world_size=2))
     plan = PretrainSettings.parse(["--config", str(path)])
@@ -158,10 +158,10 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path
     monkeypatch.setattr(planner, "wait_for_all_ranks", lambda ranks: nullcontext())
     monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (path, plan))
     for n, steps in ((1, 6), (2, 3), (3, 2)):
-        resumed = planner.plan_run(settings, given, RunContext(Ranks(world_size=n), torch.device("cpu"), StopSignals()))
+        resumed = planner.plan_run(settings, RunContext(Ranks(world_size=n), torch.device("cpu"), StopSignals()))
         assert (resumed.out_dir, resumed.accumulation_steps) == (str(tmp_path), steps)
     with pytest.raises(UserError, match="6 micro-batches cannot be divided among 4 processes"):
-        planner.plan_run(settings, given, RunContext(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
+        planner.plan_run(settings, RunContext(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):

@@ -12,13 +12,13 @@ from model import backend as backends
 from model import model_minimind, moe
 from model.fast import experts as ways
 from model.fast import flex_attention
-from tests.dataset.electra.test_electra_dataset import write_lines
+from tests.encoders.electra.test_command import train as train_electra
+from tests.encoders.electra.test_command import write_vocab
+from tests.encoders.electra.test_examples import write_lines
+from tests.encoders.glue.glue_helpers import fine_tune, make_place
 from tests.faults.harness import rank_environments
 from tests.helpers import assert_same_weights, flags, losses, records, train, trainers_that_fit, write_corpus
-from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from tests.trainer.test_train_electra import train as train_electra
-from tests.trainer.test_train_electra import write_vocab
 from trainer import engine, train_pretrain
 from trainer.budget import planner
 from trainer.machine import compiling, measure

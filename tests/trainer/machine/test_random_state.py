@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 
+from tests.encoders.electra.test_command import data as data  # noqa: F401 - a fixture
+from tests.encoders.electra.test_command import train
 from tests.helpers import before_update
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
-from tests.trainer.test_train_electra import train
 from trainer.machine.command_line import error_line
 from trainer.machine.devices import deterministic
 

@@ -5,7 +5,7 @@ import torch
 from torch.optim import lr_scheduler
 from transformers import get_linear_schedule_with_warmup
 
-from trainer.optim.encoder_schedules import ENCODER_SCHEDULES
+from encoders.schedules import ENCODER_SCHEDULES
 from trainer.optim.schedules import SCHEDULES
 
 N_UPDATES = 200

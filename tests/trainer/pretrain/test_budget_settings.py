@@ -1,6 +1,7 @@
 """The flags of a budget. Reference: what they mean in words."""
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
@@ -31,5 +32,6 @@ def test_what_the_user_has_said(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("hidden_size: 64\ndevice:\n")
     argv = ["--batch_size", "4", "--epochs=2", "--save_dir", "x", "--use_moe", "--config", str(config)]
-    assert PretrainSettings.read(argv)[1] == {"batch_size", "epochs", "out_dir", "use_moe", "hidden_size"}
-    assert PretrainSettings.read([])[1] == frozenset()
+    settings = replace(PretrainSettings.parse(argv), hidden_size=32, seed=1)
+    assert settings.user_set == {"batch_size", "epochs", "out_dir", "use_moe", "hidden_size"}
+    assert PretrainSettings.parse([]).user_set == frozenset()

@@ -147,8 +147,8 @@ def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, given, run_context, kind):
-        asked.append(given)
+    def plan_run(settings, run_context, kind):
+        asked.append(settings.user_set)
 
     monkeypatch.setattr(command, "plan_run", plan_run)
     argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1"]

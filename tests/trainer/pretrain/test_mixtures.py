@@ -8,11 +8,10 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import assert_same_weights, flags, stopped_after, train, trainer_of, trainers_that_fit, write_corpus
-from trainer import train_pretrain
+from trainer import command, train_pretrain
 from trainer.budget.clock import Clock, DecaySchedule
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.job import PretrainJob
 
 POINTS = [[[0, 0.8], [1, 0.2]], [[0, 0.2], [1, 0.8]]]
 
@@ -54,13 +53,7 @@ class Moves(Clock):
 @contextlib.contextmanager
 def clock(courses):
     """Runs have this clock."""
-    make = PretrainJob.__init__
-
-    def made(job, *args):
-        make(job, *args)
-        job.length.clock = Moves(courses, job.settings.max_updates)
-
-    with mock.patch.object(PretrainJob, "__init__", made):
+    with mock.patch.object(command, "clock_of", lambda job: Moves(courses, job.settings.max_updates)):
         yield
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.start import ROOT, next_command
-from dataset.glue.glue_tasks import METRICS, TASKS
+from encoders.glue.tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
 from trainer.reporting.html_report import write_report

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.encoders.electra.test_command import train as train_electra
+from tests.encoders.electra.test_examples import write_lines, write_vocab
+from tests.encoders.glue.glue_helpers import fine_tune, make_place
 from tests.helpers import train, write_corpus
-from tests.trainer.glue.glue_helpers import fine_tune, make_place
-from tests.trainer.test_train_electra import train as train_electra
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from encoders.electra.settings import ElectraSettings
+from encoders.glue.settings import GlueSettings
 from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.budget.test_clock import Machine
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_loop import saved_updates
-from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
-from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints

@@ -1,0 +1,429 @@
+"""A corpus as token ids on disk: tokenised once, memory-mapped from then on.
+
+A store is a folder of plain binary files and a meta.json (token_store.py). Its name has a digest of the data's content, the
+tokenizer and the options, so that an old store is never used after an edit or with another tokenizer.
+
+Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
+and the options only: block boundaries follow from the content of the files, and results are appended in block order,
+whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
+that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
+rename makes it a store once it is complete and on disk.
+
+`hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
+SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so a damaged file is
+ignored, and the data is read again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from array import array
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from filelock import Timeout
+from numpy.typing import ArrayLike
+
+from common.errors import DataError, user_errors
+from common.files import (
+    HashingWriter,
+    atomic_file,
+    atomic_folder,
+    digest_of_json,
+    file_digest,
+    file_lock,
+    remove,
+    sync_folder,
+    user_cache,
+)
+from common.processes import WorkerDied, Workers, usable_cores
+from common.wording import announce, counted
+from dataset.reading.conversations import CONVERSATION, Notes, add_notes, report_of
+from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
+from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
+from dataset.reading.file_kinds import choose_files, expand_user, kind_of
+from dataset.reading.remote import is_address
+from dataset.store.token_store import FILES, TokenStore, read_json
+from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
+from dataset.tokenizing.tokenizer_files import lost_text
+
+# Raise this number when the same input gives another store, so that old ones are not reused.
+FORMAT = 1
+# The same for the reading of chats
+CHAT_VERSION = 2
+# longer than the coarsest time stamps of a file system (2 s)
+TIMESTAMP_MARGIN_S = 3.0
+# minimum bytes of data files per process, if there are several
+BYTES_PER_PROCESS = 16 << 20
+# seconds between progress lines of a build
+PROGRESS_INTERVAL_S = 15
+# an array.array
+Numbers = Any
+# path, size, time of the last write, time of the last change of any kind (both in ns), inode
+Stats = tuple[str, int, int, int, int]
+
+
+class StoreOptions(TypedDict, total=False):
+    """Options of `open_or_build`, besides the data and the encoder."""
+
+    cache_dir: str | None
+    text_field: str
+    skip_bad_lines: bool
+    num_procs: int | None
+    progress: bool
+    text_suffixes: Sequence[str] | None
+    split_text: str | None
+
+
+def open_or_build(
+    data_path: str | Path | list[str],
+    encoder: DocumentEncoder,
+    *,
+    cache_dir: str | None = None,
+    text_field: str = "text",
+    skip_bad_lines: bool = False,
+    num_procs: int | None = None,
+    progress: bool = True,
+    text_suffixes: Sequence[str] | None = None,
+    split_text: str | None = None,
+) -> TokenStore:
+    """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
+
+    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `cache_dir`;
+    for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
+    num_procs: default up to all cores. text_suffixes: as in `find_files`. split_text: as in `read_documents`.
+
+    Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
+    that cannot be written; UserError for a file that cannot be read.
+    """
+    paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
+    # Walked and fetched once
+    choices = [choose_files(path, text_suffixes, cache_dir) for path in paths]
+    files = [file for chosen, _ in choices for file in chosen]
+    document_end = split_text or encoder.document_end
+    places = candidate_folders(paths[0], files[0], cache_dir)
+    with user_errors():
+        stats = stats_of(files)
+        hashed_at = time.time()
+        known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
+        hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
+        digests = known | hashed
+        data = []
+        for file, stat in zip(files, stats, strict=True):
+            kind = kind_of(file)
+            data.append((kind.suffix + kind.compression, digests[stat]))
+    # Only if it changes what is read: other stores keep their names.
+    split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
+    key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
+    if text_field == CONVERSATION:
+        key = digest_of_json([key, CHAT_VERSION])
+    source = _source_name(Path(paths[0]))
+    name = f"{source}-{key[:16]}"
+    store = next(filter(None, (open_store(place / name) for place in places)), None)
+    if store is None:
+        dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
+        place = first_writable(places)
+        try:
+            with _locked_build_folder(place, source, progress) as temporary:
+                # Another process may have built it while this one waited.
+                store = open_store(place / name, report=True)
+                if store is None:
+                    # Before hours of tokenising
+                    texts = plain_texts(files, text_field, skip_bad_lines, document_end)
+                    losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+                    with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
+                        writer = StoreWriter(temporary, open_files)
+                        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+                        _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
+                        notes = [f"{source}: {note}" for note in report_of(writer.notes)]
+                        notes += losses if encoder.should_keep_text else []
+                        writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
+                    sync_folder(place)
+                    store = TokenStore(place / name)
+        except OSError as error:
+            raise DataError(
+                f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
+            ) from error
+    if hashed:
+        renewed = {stat[0] for stat in hashed}
+        entries = [entry for entry in read_hashes(store.folder.parent) if entry[0] not in renewed]
+        for (path, size, modified, changed, inode), digest in hashed.items():
+            # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
+            # was read could be written again within one time stamp: it is hashed again at the next start.
+            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
+                entries.append([path, size, modified, changed, inode, digest])
+        with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
+            out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
+    store.files = files
+    store.places = places
+    store.notices += [line for _, lines in choices for line in lines]
+    return store
+
+
+def read_hashes(place: Path) -> list[list[Any]]:
+    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none if it is damaged."""
+    content = read_json(place / "hashes.json")
+    if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
+        return []
+    entries: list[list[Any]] = content["files"]
+    return entries
+
+
+@contextlib.contextmanager
+def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[Path]:
+    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
+    # An unmistakable name: other programs may use this folder too, such as the home directory.
+    temporary = place / f".{source}.store-under-way"
+    lock = file_lock(temporary.with_suffix(".store-lock"))
+    try:
+        held = lock.acquire(timeout=1)
+    except Timeout:
+        # No message from ranks that wait for another rank of their own run.
+        if progress:
+            announce(f"waiting for another process that builds {place / source}")
+        held = lock.acquire()
+    with held:
+        for left in place.glob(".*.store-under-way"):
+            # A build in progress holds the lock of its source.
+            if left != temporary:
+                with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
+                    remove(left)
+        yield temporary
+
+
+def _tokenise(
+    writer: "StoreWriter",
+    source: str,
+    files: list[Path],
+    stats: list[Stats],
+    document_end: str | None,
+    encode: "BlockEncoder",
+    num_procs: int | None,
+    progress: bool,
+) -> None:
+    """Write the documents of the files. Errors: DataError, OSError."""
+    name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
+    source_bytes = sum(size for _, size, *_ in stats)
+    # Without fork each process imports torch again, 0.3 GB.
+    most_procs = usable_cores() if sys.platform == "linux" else min(usable_cores(), 4)
+    num_procs = num_procs or min(most_procs, max(1, source_bytes // BYTES_PER_PROCESS))
+    if progress:
+        announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
+    begin = last_line = time.monotonic()
+    done = 0
+    state = ""
+    blocks = (split_into_blocks(file, encode.text_field, BLOCK_BYTES, document_end) for file in files)
+    with closing(encode_blocks(chain.from_iterable(blocks), encode, num_procs)) as results:
+        for block in results:
+            for fault in block.faults:
+                skip_or_raise(fault, writer.bad_lines if encode.skip_bad_lines else None)
+            writer.add(block)
+            done += block.source_bytes
+            now = time.monotonic()
+            rate = done / max(now - begin, 1e-9)
+            so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
+            state = f"{so_far}, {rate / 1e6:.1f} MB/s"
+            if progress and now - last_line > PROGRESS_INTERVAL_S:
+                last_line = now
+                minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
+                announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
+    # The name of the store has the digest of the earlier content. A file written to since then may have given other
+    # documents. A chmod or a new link leaves the first three values alone.
+    if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
+        raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
+    if not writer.documents:
+        bad = writer.bad_lines.total
+        reason = "; ".join(["the files have no text", *report_of(writer.notes)])
+        if bad:
+            first = next(iter(writer.bad_lines.places.values()))[0]
+            reason = f"all {bad:,} lines are bad; line {first.line}: {first.reason}"
+        raise DataError(f"{files[0]}: no document in there; {reason}")
+    if progress:
+        announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
+
+
+def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
+    """Candidate folders for the store, best first."""
+    if cache_dir:
+        return [expand_user(cache_dir)]
+    user_folder = user_cache() / "token_store"
+    if is_address(path):
+        return [user_folder]
+    named = expand_user(path.removeprefix("file://"))
+    folder = named if named.is_dir() else first_file.parent
+    return [folder / ".token_store", user_folder]
+
+
+def _source_name(path: Path) -> str:
+    """The name of the data, as the first part of a folder's name."""
+    name = re.sub(r"[^\w.-]+", "_", path.resolve().name).strip("._")
+    name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
+    # File systems limit names to 255 bytes, a character may take four, and the suffixes take about fifty.
+    return name.encode()[:160].decode(errors="ignore") or "data"
+
+
+# ------------------------------------------------------------------------------------------ text to ids
+
+
+class EncodedBlock(NamedTuple):
+    """The documents of a block, one after the other."""
+
+    tokens: Numbers  # uint16 or uint32
+    lengths: Numbers  # int64: tokens of each document
+    text_bytes: Numbers  # uint32: UTF-8 bytes of each document
+    hashes: Numbers  # uint64: hash of each document's text
+    faults: list[Fault]
+    notes: Notes  # what is to be said of lines of chats
+    source_bytes: int  # bytes of the data file that this block took, for progress
+
+
+@dataclass
+class BlockEncoder:
+    """Turns blocks into EncodedBlocks; picklable."""
+
+    encoder: DocumentEncoder
+    text_field: str
+    skip_bad_lines: bool
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
+        for line, text in block.documents(self.text_field):
+            before = len(out.tokens)
+            if isinstance(text, str):
+                try:
+                    for ids in self.encoder.encode_in_parts(text):
+                        out.tokens.extend(ids)
+                except TooLongToEncode as error:
+                    del out.tokens[before:]
+                    text = BadLine("too long", str(error))
+            if isinstance(text, BadLine):
+                out.faults.append(Fault(str(block.path), line, *text.args))
+                if not self.skip_bad_lines:
+                    # The caller raises it: the rest of the block is not needed.
+                    break
+            elif len(out.tokens) > before:
+                # A text without tokens, from a tokenizer without BOS and EOS, is no document.
+                raw = self.encoder.body(text).encode()
+                out.lengths.append(len(out.tokens) - before)
+                out.text_bytes.append(len(raw))
+                out.hashes.append(hash_of_text(raw))
+        return out
+
+
+def hash_of_text(raw: bytes) -> int:
+    """A 64-bit hash. raw: the text in UTF-8, without its BOS and EOS strings, if any."""
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
+    """Yields the encoded blocks in order. num_procs=1: no process is started."""
+    if num_procs == 1:
+        encode.encoder.use_fast_bpe()
+        yield from map(encode, blocks)
+        return
+    try:
+        with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
+            # Two blocks per process in flight, so that none waits for the caller.
+            yield from workers.results(blocks, ahead=2 * num_procs)
+    except WorkerDied as lost:
+        raise DataError(
+            f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and put the code of a script of your own below "
+            "`if __name__ == '__main__':`"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------ making a store
+
+
+def stats_of(files: Sequence[Path]) -> list[Stats]:
+    """Values that change when a file does, as far as the file system shows."""
+    stats = []
+    for file in files:
+        stat = file.stat()
+        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+    return stats
+
+
+class StoreWriter:
+    """Writes the files of a store into a new folder; `open_files` closes them."""
+
+    def __init__(self, folder: Path, open_files: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self.documents = 0
+        self.tokens = 0
+        self.bad_lines = BadLines()
+        self.notes: Notes = Counter()
+        folder.mkdir(parents=True)
+        self.files: dict[str, HashingWriter] = {}
+        for name in (*FILES, "meta.json"):
+            self.files[name] = HashingWriter(open_files.enter_context((folder / name).open("wb")))
+        # The first document starts at 0; each block adds the ends of its documents.
+        self._write("offsets.bin", np.zeros(1, np.int64))
+
+    def add(self, block: EncodedBlock) -> None:
+        """Append a block."""
+        self._write("tokens.bin", block.tokens)
+        self._write("offsets.bin", self.tokens + np.cumsum(block.lengths, dtype=np.int64))
+        self._write("text_bytes.bin", block.text_bytes)
+        self._write("doc_hash.bin", block.hashes)
+        add_notes(self.notes, block.notes)
+        self.documents += len(block.lengths)
+        self.tokens += len(block.tokens)
+
+    def _write(self, name: str, values: ArrayLike) -> None:
+        """Append an array of numbers to a file and to its digest."""
+        self.files[name].write(np.ascontiguousarray(values).data)
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Write meta.json, and sync the content of the files and then their names in the folder to disk. So once the
+        folder is renamed, it is a complete store."""
+        content = {
+            **meta,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bad_lines": asdict(self.bad_lines),
+            "sha256": {name: self.files[name].digest.hexdigest() for name in FILES},
+        }
+        whole = {**content, "meta_sha256": digest_of_json(content)}
+        self.files["meta.json"].write(json.dumps(whole, indent=1, sort_keys=True).encode())
+        for writer in self.files.values():
+            writer.flush()
+            os.fsync(writer.file.fileno())
+        sync_folder(self.folder)
+
+
+def open_store(folder: Path, report: bool = False) -> TokenStore | None:
+    """The store in the folder; None if it is missing or damaged. report: announce the damage."""
+    if not folder.is_dir():
+        return None
+    try:
+        return TokenStore(folder)
+    except (ValueError, OSError) as error:
+        if report:
+            announce(f"{folder} is damaged ({error}); it is rebuilt")
+        return None
+
+
+def first_writable(places: list[Path]) -> Path:
+    """The first writable folder. Errors: DataError if there is none."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+            if place != places[0]:
+                announce(f"{places[0]} cannot be written to: using {place}")
+            return place
+    raise DataError(f"{places[0]} cannot be written to; --cache_dir names a folder for the token store")
