@@ -66,8 +66,8 @@ class SimulatedCosts:
         self.ranks, self.rate, self.available_memory = ranks, rate, memory
         self.text = text_of(**data)
         self.seconds_left = seconds
-        self.given = given or {}
-        self.settings = SimpleNamespace(budget_tokens=tokens, budget_flops=flops, **self.given)
+        self.fixed = given or {}
+        self.settings = SimpleNamespace(budget_tokens=tokens, budget_flops=flops, **self.fixed)
 
     def init_scheme(self, config):
         return "zero_out"
