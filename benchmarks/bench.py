@@ -54,9 +54,9 @@ from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.pretrain.memory import flops_per_token
 
-# Tokens of a document, BOS and EOS included: drawn from this range, then cut to LONGEST.
+# Tokens of a document, BOS and EOS included: drawn from this range, then cut to MAX_TOKENS.
 LENGTHS = (64, 600)
-LONGEST = 512
+MAX_TOKENS = 512
 
 # Each side imports torch itself, with its own number of threads.
 SPAWN = multiprocessing.get_context("spawn")
@@ -64,25 +64,25 @@ SPAWN = multiprocessing.get_context("spawn")
 # Figures of a turn, such as updates, text, positions, seconds
 Slice = dict[str, float]
 # Figures of a run
-Record = dict[str, Any]
+Run = dict[str, Any]
 
 
 def write_documents(path: Path, n: int) -> list[int]:
     """Write the starts of `n` texts, or of as many as there are; returns the number of (input, target) pairs of each.
 
-    325 tokens on average, LONGEST at most; texts that are too short are skipped.
+    325 tokens on average, MAX_TOKENS at most; texts that are too short are skipped.
     """
     tokenizer = load_tokenizer(DEFAULT)
     draw = random.Random(0)
-    length = min(draw.randint(*LENGTHS), LONGEST)
+    length = min(draw.randint(*LENGTHS), MAX_TOKENS)
     documents: list[str] = []
     for text in itertools.chain.from_iterable(zip(*map(texts_of, corpus_files()), strict=False)):
-        text = text[: 8 * LONGEST]
+        text = text[: 8 * MAX_TOKENS]
         ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         # The encoder adds BOS and EOS.
         if len(ends) >= length - 2:
             documents.append(text[: ends[length - 3][1]])
-            length = min(draw.randint(*LENGTHS), LONGEST)
+            length = min(draw.randint(*LENGTHS), MAX_TOKENS)
         if len(documents) == n:
             break
     with open(path, "w", encoding="utf-8") as file:
@@ -125,8 +125,8 @@ class Side:
         self.process.join()
 
 
-def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Record:
-    """All sides on one size, in turns for `args.seconds`, setup included. Returns the record.
+def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Run:
+    """All sides on one size, in turns for `args.seconds`, setup included. Returns its figures.
 
     pairs: the number of (input, target) pairs of each document.
     """
@@ -155,19 +155,19 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask(None) for side in sides}
-    record: Record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
+    run: Run = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
     for name in ("device", "rows", "max_seq_len", "slice"):
-        record[name] = getattr(args, name)
-    record["sides"] = {}
+        run[name] = getattr(args, name)
+    run["sides"] = {}
     for side in sides:
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
         seen = [min(n, T) for n in pairs]
         context = T if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
         flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
-        record["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}
-    record["ratios"] = ratios({side.name: side.slices for side in sides})
-    return record
+        run["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}
+    run["ratios"] = ratios({side.name: side.slices for side in sides})
+    return run
 
 
 def start_sides(
@@ -180,8 +180,8 @@ def start_sides(
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0] if visible[0] else str(device.index or 0)
-    own = {"threads": threads, "device": device.type, "documents_file": str(documents)}
-    args_of_side = argparse.Namespace(**{**vars(args), **own})
+    shared = {"threads": threads, "device": device.type, "documents_file": str(documents)}
+    args_of_side = argparse.Namespace(**{**vars(args), **shared})
     sides = []
     for name in args.sides:
         side = Side(name, size, args_of_side, variables)
@@ -198,7 +198,7 @@ def rate(part: Slice) -> float:
     return part["text"] / part["seconds"]
 
 
-def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Record:
+def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Run:
     """Figures of one side: median rates, and the utilisation of the median and of the best slice.
 
     flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s.
@@ -217,33 +217,33 @@ def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Reco
 
 def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, float, float]]:
     """{what: (median, least, greatest) over the rounds} of ours against plain and the faster Trainer, from {side: its slices}."""
-    found = {}
+    ratio_of = {}
     middles = {name: median(map(rate, slices[name])) for name in slices if name.startswith("hf")}
     fastest = max(middles, key=middles.__getitem__, default="no Trainer")
     for other in ("plain", fastest):
         if "ours" in slices and other in slices:
             each = [rate(a) / rate(b) for a, b in zip(slices["ours"], slices[other], strict=True)]
-            found[f"ours / {other}, text tokens"] = (median(each), min(each), max(each))
-    return found
+            ratio_of[f"ours / {other}, text tokens"] = (median(each), min(each), max(each))
+    return ratio_of
 
 
-def show(record: Record) -> None:
-    """Print a record as a table and its ratios."""
+def show(run: Run) -> None:
+    """Print a run as a table and its ratios."""
     print(
-        f"\n{record['size']}, {record['threads']} threads, {record['device']}, {record['rows']} x {record['max_seq_len']}, "
-        f"{record['rounds']} rounds; best product {record['product_flops'] / 1e9:,.0f} GFLOP/s"
+        f"\n{run['size']}, {run['threads']} threads, {run['device']}, {run['rows']} x {run['max_seq_len']}, "
+        f"{run['rounds']} rounds; best product {run['product_flops'] / 1e9:,.0f} GFLOP/s"
     )
     print(
         "| side | M parameters | text tokens/s | padding | utilisation (best slice) | peak GB | first update s | from start s |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for name, side in record["sides"].items():
+    for name, side in run["sides"].items():
         print(
             f"| {name} | {side['parameters'] / 1e6:.2f} | {side['text_tokens_per_second']:,.0f} | {side['padding']:.1%} "
             f"| {side['utilisation']:.1%} ({side['best_utilisation']:.1%}) | {side.get('peak_memory_bytes', 0) / 1e9:.2f} | "
             f"{side['first_update_seconds']:.1f} | {side['start_to_first_update_seconds']:.1f} |"
         )
-    for what, (middle, least, greatest) in record["ratios"].items():
+    for what, (middle, least, greatest) in run["ratios"].items():
         print(f"{what}: {middle:.2f} ({least:.2f} to {greatest:.2f})")
     sys.stdout.flush()
 
@@ -275,16 +275,16 @@ def main() -> None:
         # Before minutes of work: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         out.touch()
-    records = []
+    runs = []
     with tempfile.TemporaryDirectory() as folder:
         documents = Path(folder, "documents.jsonl")
         pairs = write_documents(documents, args.documents)
         print(f"{len(pairs):,} documents of {sum(pairs) / len(pairs):.0f} tokens on average", flush=True)
         for size, threads in itertools.product(args.sizes, args.threads):
-            records.append(measure(size, threads, args, documents, pairs))
-            show(records[-1])
+            runs.append(measure(size, threads, args, documents, pairs))
+            show(runs[-1])
             with atomic_file(out) as file:
-                file.write(json.dumps(records, indent=1).encode())
+                file.write(json.dumps(runs, indent=1).encode())
     print(f"\nall figures: {out}")
 
 

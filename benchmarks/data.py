@@ -61,7 +61,7 @@ def planning(work: Path, args: argparse.Namespace) -> Iterator[Row]:
 def loader(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     corpus = corpus_of(work)
     plan = corpus.plan(0)
-    schedule = UpdateSchedule(plan.n_rows, 32)
+    schedule = UpdateSchedule(plan.n_rows, 32, 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     rates: dict[int, list[float]] = {0: [], 1: []}

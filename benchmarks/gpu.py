@@ -36,12 +36,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_checks, gpu_electra
+from benchmarks import gpu_checks
 from benchmarks.gpu_checks import Check
 from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
 from common.flags import Parser
 from common.start import ROOT
+from encoders.gpu_checks import ELECTRA
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic, pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, versions
@@ -100,8 +101,8 @@ def throughput(device: torch.device) -> Iterator[Result]:
         except torch.OutOfMemoryError:
             # Nothing is yielded in this block: the error holds the tensors that filled the memory.
             figures = [figure("peak memory", "does not fit")]
-        for found in figures:
-            yield {**found, "what": f"{size}, {rows} rows: {found['what']}"}
+        for result in figures:
+            yield {**result, "what": f"{size}, {rows} rows: {result['what']}"}
 
 
 def throughput_of(size: str, rows: int, device: torch.device, rate: float) -> list[Result]:
@@ -139,13 +140,13 @@ def against_plain_loop(device: torch.device) -> Iterator[Result]:
         command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--sides", "plain", "ours", "--out", str(out)]
         # Without its progress output
         subprocess.run([*command, "--device", device.type, *flags], check=True, stdout=subprocess.DEVNULL)
-        (record,) = json.loads(out.read_text())
-    for name, side in record["sides"].items():
+        (run,) = json.loads(out.read_text())
+    for name, side in run["sides"].items():
         yield figure(f"{name}: text tokens", round(side["text_tokens_per_second"]), "1/s")
         yield figure(f"{name}: share of the product rate", round(100 * side["utilisation"], 1), "%")
         yield figure(f"{name}: peak memory", round(side["peak_memory_bytes"] / 1e9, 2), "GB")
         yield figure(f"{name}: first update", round(side["first_update_seconds"], 1), "s")
-    for what, (middle, least, greatest) in record["ratios"].items():
+    for what, (middle, least, greatest) in run["ratios"].items():
         yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
 
 
@@ -159,7 +160,7 @@ SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("waiting and graphs", gpu_checks.WAITING),
     ("bad numbers", gpu_checks.BAD_NUMBERS),
     ("against the plain loop", against_plain_loop),
-    ("ELECTRA and GLUE", gpu_electra.ELECTRA),
+    ("ELECTRA and GLUE", ELECTRA),
 ]
 # those that run by default: they fit nine minutes
 USUAL_SECTIONS = range(7)
@@ -188,12 +189,12 @@ def result_of(name: str, check: Check, device: torch.device) -> Result:
     start = time.perf_counter()
     ok = True
     try:
-        found = check(device)
+        findings = check(device)
     except Exception as error:
         # The other checks of the section still run.
-        found = f"{type(error).__name__}: {error}"
+        findings = f"{type(error).__name__}: {error}"
         ok = False
-    return {"what": name, "value": found, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
+    return {"what": name, "value": findings, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:
@@ -252,7 +253,7 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
     yield figure("seconds of the section", round(seconds_taken, 1))
 
 
-def found_text(result: Result) -> str:
+def value_text(result: Result) -> str:
     """As `1,200,000 1/s`, or `ok: ...` for a check."""
     value = result["value"]
     text = f"{value:,}" if isinstance(value, (int, float)) else str(value)
@@ -266,8 +267,8 @@ def table_of(results: Sequence[Result]) -> list[str]:
     lines = ["| section | what | found |", "|---|---|---|"]
     for result in results:
         name = str(result["what"]).replace("|", "/")
-        found = found_text(result).replace("|", "/").replace("\n", " ")[:200]
-        lines.append(f"| {result['section']} | {name} | {found} |")
+        value = value_text(result).replace("|", "/").replace("\n", " ")[:200]
+        lines.append(f"| {result['section']} | {name} | {value} |")
     return lines
 
 
@@ -286,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.section is not None:
         # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time, and graphs are refused.
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
-            gpu_checks.print_records(results_of(args.section, torch.device(args.device)))
+            gpu_checks.print_json_lines(results_of(args.section, torch.device(args.device)))
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu tries the command itself")
@@ -304,11 +305,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in args.sections or USUAL_SECTIONS:
             print(f"section {number}: {SECTIONS[number][0]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
-            with contextlib.closing(ask(number, args, limit)) as found:
-                for result in found:
+            with contextlib.closing(ask(number, args, limit)) as section_results:
+                for result in section_results:
                     results.append({"section": number, **result})
                     print(json.dumps(results[-1]), file=out, flush=True)
-                    print(f"  {result['what']}: {found_text(result)}", flush=True)
+                    print(f"  {result['what']}: {value_text(result)}", flush=True)
     print("\n".join(["", *table_of(results)]))
     print(f"\nall results: {path}")
     if not args.sections:

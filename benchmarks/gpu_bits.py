@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_checks import KINDS, SMALL, print_records
+from benchmarks.gpu_checks import KINDS, SMALL, print_json_lines
 from benchmarks.training import SIZES, Training
 from common.errors import UserError
 from common.flags import Parser
@@ -66,8 +66,8 @@ FAILURE = "error"
 def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
     """Each tensor of a case's training, in order of computation."""
     fields = SIZES["26m"] if "26m" in case else SMALL
-    for kind, differences in KINDS.items():
-        if kind in case:
+    for model_kind, differences in KINDS.items():
+        if model_kind in case:
             fields = {**fields, **differences}
     shape = (2, 511) if "2 x 511" in case else (32, 512) if "26m" in case else SHAPE
     optimizer = "muon" if "Muon" in case else "adamw"
@@ -132,18 +132,19 @@ def side(case: str, device: str) -> list[Note]:
 def compare(case: str, device: str) -> tuple[bool, str]:
     """(True if two processes of a case agree in every bit, a line about it)."""
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: side(case, device), range(2))
-    findings = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
-    if len(one) != len(other):
-        findings.append(f"{len(one)} and {len(other)} notes")
-    first = dict(one)
-    unstable = [name for name, digest in one if name.startswith(AGAIN) and digest != first[name.removeprefix(AGAIN)]]
+        first, second = pool.map(lambda _: side(case, device), range(2))
+    findings = [f"{name}: {text}" for name, text in first + second if name == FAILURE]
+    if len(first) != len(second):
+        findings.append(f"{len(first)} and {len(second)} notes")
+    digests = dict(first)
+    repeated = [(name, digest) for name, digest in first if name.startswith(AGAIN)]
+    unstable = [name for name, digest in repeated if digest != digests[name.removeprefix(AGAIN)]]
     if unstable:
         findings.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
-    differing = [mine[0] for mine, yours in zip(one, other, strict=False) if mine != yours]
+    differing = [note[0] for note, other in zip(first, second, strict=False) if note != other]
     if differing:
-        findings.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
-    return not findings, " | ".join(findings) or f"{len(one)} tensors, the same to the last bit"
+        findings.append(f"{len(differing)} of {len(first)} differ between processes, first {'; '.join(differing[:6])}")
+    return not findings, " | ".join(findings) or f"{len(first)} tensors, the same to the last bit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,13 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.side:
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
             tensors = tensors_of(args.side, torch.device(args.device))
-            print_records((name, digest_of(tensor)) for name, tensor in tensors)
+            print_json_lines((name, digest_of(tensor)) for name, tensor in tensors)
         return 0
     n_failed = 0
     # Bits need no quiet machine, and most of the time is compilation.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        found = pool.map(lambda case: compare(case, args.device), args.cases)
-        for case, (is_same, findings) in zip(args.cases, found, strict=True):
+        comparisons = pool.map(lambda case: compare(case, args.device), args.cases)
+        for case, (is_same, findings) in zip(args.cases, comparisons, strict=True):
             print(f"{'same  ' if is_same else 'FAILED'} {case}: {findings}", flush=True)
             n_failed += not is_same
     return 1 if n_failed else 0

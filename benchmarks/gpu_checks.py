@@ -61,12 +61,12 @@ PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_pro
 TOO_LARGE_SCALE = 2.0**24
 
 
-def print_records(records: Iterable[object]) -> None:
-    """Print a line of JSON for each record, and nothing else: prints of libraries go to stderr."""
+def print_json_lines(values: Iterable[object]) -> None:
+    """Print a line of JSON for each value, and nothing else: prints of libraries go to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for record in records:
-        print(json.dumps(record), file=answers, flush=True)
+    for value in values:
+        print(json.dumps(value), file=answers, flush=True)
 
 
 def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
@@ -100,11 +100,11 @@ def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.dev
     gradient_error = float((our_gradient - gradient).norm() / gradient.norm())
     # A CPU or GPU without bf16 trains in another precision.
     name = str(training.engine.dtype).removeprefix("torch.")
-    found = f"{backend_name(training)}, {name}: loss off by {loss_error:.1e}, gradient by {gradient_error:.1e}"
-    most = GRADIENT_ERROR_OF_MOE if "MoE" in kind else GRADIENT_ERROR
-    assert loss_error < LOSS_ERROR.get(name, LOSS_ERROR["bfloat16"]), found
-    assert gradient_error < most.get(name, most["bfloat16"]), found
-    return found
+    findings = f"{backend_name(training)}, {name}: loss off by {loss_error:.1e}, gradient by {gradient_error:.1e}"
+    limits = GRADIENT_ERROR_OF_MOE if "MoE" in kind else GRADIENT_ERROR
+    assert loss_error < LOSS_ERROR.get(name, LOSS_ERROR["bfloat16"]), findings
+    assert gradient_error < limits.get(name, limits["bfloat16"]), findings
+    return findings
 
 
 def backend_name(training: Training) -> str:

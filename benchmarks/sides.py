@@ -171,7 +171,7 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
         with contextlib.closing(loader):
             for epoch in itertools.count():
                 plan = corpus.plan(epoch)
-                for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows)):
+                for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows, args.rows)):
                     assert batch is not None
                     engine.micro_batch(to_device(batch, device), Totals(batch.n_targets, batch.n_documents))
                     engine.update(LEARNING_RATE)

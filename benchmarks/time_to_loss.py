@@ -81,22 +81,22 @@ def flag_args(changes: Mapping[str, object]) -> list[str]:
 def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
     """(updates a second of the rival's fastest variant, their device), measured now or by an earlier start.
     Errors: UserError if no variant could start."""
-    record_file = Path(args.work) / f"{args.rival}_bench.json"
+    bench_file = Path(args.work) / f"{args.rival}_bench.json"
     # bench.py creates it, empty, at its start.
-    if not record_file.exists() or not record_file.stat().st_size:
-        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": record_file}
+    if not bench_file.exists() or not bench_file.stat().st_size:
+        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": bench_file}
         words = [sys.executable, str(BENCH), *flag_args(flags), "--sides", *rival.sides]
         code = subprocess.run(words, check=False).returncode
         if code:
             raise UserError(f"bench.py ended with exit code {code} and has not measured {args.rival}")
-    (record,) = json.loads(record_file.read_text(encoding="utf-8"))
+    (bench,) = json.loads(bench_file.read_text(encoding="utf-8"))
     for name in rival.sides:
-        if name not in record["sides"]:
-            print(f"{name} could not start and is left out; to measure again remove {record_file}", flush=True)
+        if name not in bench["sides"]:
+            print(f"{name} could not start and is left out; to measure again remove {bench_file}", flush=True)
     rates = []
-    for side in record["sides"].values():
+    for side in bench["sides"].values():
         rates.append(median(part["updates"] / part["seconds"] for part in side["slices"]))
-    return max(rates), record["device"]
+    return max(rates), bench["device"]
 
 
 def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str, object]:
@@ -107,9 +107,9 @@ def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str
 
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
     """Train on the data of the command line. The token cache is in --work, for all runs."""
-    own = {"cache_dir": Path(args.work) / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
+    shared = {"cache_dir": Path(args.work) / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
     data = ["--data_path", *args.data_path, "--val_path", *args.val_path]
-    end = trained(Path(args.work), name, [*data, *flag_args({**own, **flags})])
+    end = trained(Path(args.work), name, [*data, *flag_args({**shared, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 

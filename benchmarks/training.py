@@ -108,8 +108,8 @@ def per_step(step: Callable[[], object], device: torch.device, turn_s: float) ->
 
     Waiting for a GPU in each step would add the host's work, which overlaps with the device in training.
     """
-    one = seconds(step, device)
-    steps = max(3, int(turn_s / max(one, 1e-6)))
+    step_s = seconds(step, device)
+    steps = max(3, int(turn_s / max(step_s, 1e-6)))
     synchronize(device)
     start = time.perf_counter()
     for _ in range(steps):

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
@@ -108,10 +109,6 @@ class Corpus:
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
-        # The whole run is one plan: a share changes over it, or a source may be repeated.
-        self.is_one_plan = False
-        # A share changes over the run, so another length would give another order of rows.
-        self.shares_change = False
         if sources[0].shares is not None:
             # documents of `store` before each source, and in total
             bounds = np.cumsum([0, *map(len, stores)])
@@ -120,7 +117,10 @@ class Corpus:
             self.mixture = Mixture(
                 self.store, sources, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
-            self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.shares_change
+        # The whole run is one plan: a share changes over it, or a source may be repeated.
+        self.is_one_plan = self.mixture is not None and self.mixture.is_one_plan
+        # A share changes over the run, so another length would give another order of rows.
+        self.shares_change = self.mixture is not None and self.mixture.shares_change
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
@@ -154,7 +154,8 @@ class Corpus:
     def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
         """Set the validation documents. Errors: DataError if they have no targets."""
         self.val_store, self.val_documents = store, documents
-        if not self._has_targets(store, documents):
+        targets = self._targets if store is self.store else self._targets_of(store)
+        if not targets[documents].any():
             raise DataError(f"{what}: {self.nothing_to_evaluate}, so there is no loss to measure; {remedy}")
 
     @property
@@ -177,14 +178,13 @@ class Corpus:
                 "training data too, as exact copies; the model may memorise them, which makes the validation loss too low"
             )
 
-    def _has_targets(self, store: Documents, documents: Ints) -> bool:
-        """True if these documents have any target."""
-        return bool(target_counts(store)[documents].any())
-
-    @property
+    @cached_property
     def _targets(self) -> Ints:
-        """Trained tokens of each document of the store, the unit of shares. Truncated documents count what is left."""
-        targets = target_counts(self.store)
+        return self._targets_of(self.store)
+
+    def _targets_of(self, store: Documents) -> Ints:
+        """uint32: trained tokens of each document, the unit of shares. Truncated documents count what is left."""
+        targets = target_counts(store)
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
@@ -241,19 +241,19 @@ class Corpus:
         return layout | self.part_layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def sources_of_epoch(self, epoch: int) -> list[dict[str, Any]]:
-        """For the record of a run, per source: paths, documents, and its share of the trained tokens, tokens and passes
+        """For the metrics line of a run, per source: paths, documents, and its share of the trained tokens, tokens and passes
         in an epoch, or in the run if that is one plan.
 
         Paths without shares are one source.
         """
         plan = self.plan(epoch)
-        given = plan.source_targets(plan.n_rows)
-        documents, pass_targets = [self.documents], given
+        trained = plan.source_targets(plan.n_rows)
+        documents, pass_targets = [self.documents], trained
         if self.mixture is not None:
             documents, pass_targets = self.mixture.documents, self.mixture.pass_targets
         sources = []
-        for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, given, strict=True):
-            share = tokens / max(sum(given), 1)
+        for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, trained, strict=True):
+            share = tokens / max(sum(trained), 1)
             figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(full, 1)}
             sources.append({"paths": paths, **figures})
         return sources
@@ -265,13 +265,15 @@ class Corpus:
         of_run = " of the run" if self.is_one_plan else ""
         lines = []
         requested = zip(self.mixture.shares, self.mixture.curves, strict=True)
-        for name, got, (share, curve) in zip(self.source_names, self.sources_of_epoch(epoch), requested, strict=True):
+        for name, planned, (share, curve) in zip(
+            self.source_names, self.sources_of_epoch(epoch), requested, strict=True
+        ):
             course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{name}: {got['share']:.2%} of the trained tokens{of_run} (requested {share:.2%}{course}), "
-                f"{counted(got['tokens'], 'token')}, {got['passes']:.2f} passes"
+                f"{name}: {planned['share']:.2%} of the trained tokens{of_run} (requested {share:.2%}{course}), "
+                f"{counted(planned['tokens'], 'token')}, {planned['passes']:.2f} passes"
             )
-            if abs(got["share"] - share) > SHARE_TOLERANCE:
+            if abs(planned["share"] - share) > SHARE_TOLERANCE:
                 lines.append(
                     f"warning: {name} does not get its share: an epoch takes whole documents, and the sources have too little "
                     "text, or too long documents: cut these into shorter ones, or add :x2 to a share and give --max_updates"
@@ -283,11 +285,10 @@ class Corpus:
         if self.mixture is None:
             return []
         # If the whole run is one plan, epoch 1 starts at its planned end.
-        targets = self.mixture.trained_before(epoch)
+        targets = np.array(self.mixture.trained_before(epoch))
         if row:
-            in_epoch = self.plan(epoch).source_targets(row)
-            targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
-        of_sources = zip(self.source_names, targets, self.mixture.pass_targets, strict=True)
+            targets += self.plan(epoch).source_targets(row)
+        of_sources = zip(self.source_names, targets.tolist(), self.mixture.pass_targets, strict=True)
         return [(name, tokens, tokens / full) for name, tokens, full in of_sources]
 
     def bytes_per_target(self) -> float:
@@ -353,7 +354,7 @@ def document_to_split(store: Documents, documents: Ints, fraction: float) -> int
 def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, asked: int) -> Documents:
     """The store with a document as two, the second of about `asked` tokens: from a line end on, if one is near.
 
-    A worker process opens the store from its folders, as it is, and reads only tokens, at places that recipes give.
+    A worker process opens the store from its folders, as it is, and reads only tokens, at positions that recipes give.
     """
     split = copy.copy(store)
     begin, end = store.offsets[document : document + 2].tolist()
@@ -361,8 +362,8 @@ def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, as
     # Not so far that the part is far from what is asked for
     near = store.tokens[cut : cut + (end - cut - 1) // MAX_RATIO]
     line_ends = [token_id for token_id in np.unique(near).tolist() if encoder.ends_line(token_id)]
-    places = np.flatnonzero(np.isin(near, line_ends))
-    cut += int(places[0]) + 1 if len(places) else 0
+    after = np.flatnonzero(np.isin(near, line_ends)) + 1
+    cut += int(after[0]) if len(after) else 0
     n_bytes = int(store.text_bytes[document])
     held_out_bytes = round(n_bytes * (end - cut) / (end - begin))
     # A tokenizer that changes a text, as by lower case, decodes to another number of bytes.

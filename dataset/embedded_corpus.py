@@ -18,8 +18,8 @@ from textwrap import indent
 from common.files import atomic_file, file_lock
 from common.start import ROOT
 
-# A line of a jsonl
-Record = dict[str, object]
+# An object, as a line of a jsonl
+JsonObject = dict[str, object]
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Path components: tests, modules gone in newer Pythons or present on some systems only, jokes, and third-party code
@@ -37,7 +37,7 @@ def build_embedded_corpus(path: str | Path = ROOT / "dataset" / "python_docs.jso
     return build_once(Path(path), lambda: ({"text": text} for text in documents()))
 
 
-def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
+def build_once(path: Path, lines: Callable[[], Iterable[JsonObject]]) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,18 +45,17 @@ def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             with atomic_file(path) as file:
-                for record in records():
-                    line = json.dumps(record, ensure_ascii=False) + "\n"
-                    file.write(line.encode())
+                for line in lines():
+                    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     return path
 
 
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
     # Found, not imported: the corpus comes from the text of the source files alone.
-    found = importlib.util.find_spec("numpy")
-    assert found is not None and found.origin is not None
-    yield from dict.fromkeys(chain(_topics(), _modules(LIBRARY, ""), _modules(Path(found.origin).parent, "numpy")))
+    numpy = importlib.util.find_spec("numpy")
+    assert numpy is not None and numpy.origin is not None
+    yield from dict.fromkeys(chain(_topics(), _modules(LIBRARY, ""), _modules(Path(numpy.origin).parent, "numpy")))
 
 
 def _topics() -> Iterator[str]:

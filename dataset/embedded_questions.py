@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from common.start import ROOT
-from dataset.embedded_corpus import LIBRARY, Record, build_once, entries, source_files
+from dataset.embedded_corpus import LIBRARY, JsonObject, build_once, entries, source_files
 
 # Ways to ask about a name; the data has each answer once per phrasing.
 PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
@@ -39,7 +39,7 @@ def build_embedded_questions(path: str | Path = ROOT / "dataset" / "python_quest
     return build_once(Path(path), _conversations)
 
 
-def _conversations() -> Iterator[Record]:
+def _conversations() -> Iterator[JsonObject]:
     """The conversations in a fixed order, with the questions on one name together."""
     for name, answer in answers().items():
         for phrasing in PHRASINGS:
@@ -49,25 +49,21 @@ def _conversations() -> Iterator[Record]:
 
 def answers() -> dict[str, str]:
     """{name: the first sentence of its documentation}, if that is prose."""
-    found: dict[str, str] = {}
+    answer_of: dict[str, str] = {}
     for name, text in chain(_of_builtins(), _of_library()):
         answer = first_sentence(text)
-        is_prose = (
-            MIN_CHARACTERS <= len(answer) <= MAX_CHARACTERS
-            and answer[0].isupper()
-            and not any(m in answer for m in NO_PROSE)
-        )
-        if name not in found and is_prose:
-            found[name] = answer
-    return found
+        is_long_enough = MIN_CHARACTERS <= len(answer) <= MAX_CHARACTERS
+        if is_long_enough and answer[0].isupper() and not any(mark in answer for mark in NO_PROSE):
+            answer_of.setdefault(name, answer)
+    return answer_of
 
 
 def first_sentence(text: str) -> str:
     """The first sentence of a text, on one line; its first paragraph if that has no full stop."""
     paragraph = re.split(r"\n\s*\n", text.strip())[0]
     line = " ".join(paragraph.split())
-    found = SENTENCE.match(line)
-    return found.group(1) if found else line
+    sentence = SENTENCE.match(line)
+    return sentence[1] if sentence else line
 
 
 def _of_builtins(owner: object = builtins, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -84,7 +80,7 @@ def _of_library() -> Iterator[tuple[str, str]]:
     """(name, documentation) of the functions, classes and methods in MODULES."""
     for entry in chain.from_iterable(entries(file, name) for file, name in source_files(LIBRARY, "")):
         heading, _, text = entry.partition("\n")
-        kind, _, name = heading.partition("(")[0].rpartition(" ")
+        keyword, _, name = heading.partition("(")[0].rpartition(" ")
         parts = name.split(".")
-        if kind != "module" and parts[0] in MODULES and not any(part.startswith("_") for part in parts):
+        if keyword != "module" and parts[0] in MODULES and not any(part.startswith("_") for part in parts):
             yield name, text

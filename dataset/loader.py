@@ -1,6 +1,6 @@
 """From row numbers to tensors: which rank trains which rows, the batches, and the processes that build them.
 
-Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
+Shapes. R: rows of a batch, T: positions of a row.
 """
 
 import math
@@ -81,49 +81,35 @@ class Assembler:
         self.target_filter = target_filter
 
     def __getitem__(self, recipe: Recipe) -> Batch:
-        # Vectorised: no loop over the pieces (the test has one). The pairs of all pieces are numbered consecutively
-        # from 0. For each pair two index arrays give its source in `tokens` and its place in the flat batch. Within a
-        # piece both rise by one, so each is the running number plus an offset of the piece.
-        per_row, begin, pairs, T, is_padded = recipe
-        tokens = self.store.tokens
-        R = max(self.n_rows, len(per_row))
+        tokens, T = self.store.tokens, recipe.T
+        shape = (max(self.n_rows, len(recipe.per_row)), T)
         # Positions that no piece overwrites below stay padding. It is not trained, so any valid id will do.
-        inputs = np.zeros((R, T), dtype=np.int64)
-        targets = np.full((R, T), IGNORE, dtype=np.int64)
-        documents = np.full((R, T), -1, dtype=np.int64)
-        positions = np.zeros((R, T), dtype=np.int64)
-
-        n_pieces = len(pairs)
-        n_pairs = int(pairs.sum())
-        # each piece's row, and the number of pairs before the piece
-        row = np.repeat(np.arange(len(per_row)), per_row)
-        pairs_before = np.cumsum(pairs) - pairs
-        # each row's first piece, and the number of pairs before the row
-        first_piece = np.cumsum(per_row) - per_row
-        pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
-        # Start of each piece in the flat batch: after the earlier pieces of its row.
-        place = row * T + pairs_before - pairs_before_row[row]
-
-        # The two index arrays: `source` into the tokens, `to` into the batch.
-        pair = np.arange(n_pairs)
-        source = pair + np.repeat(begin - pairs_before, pairs)
-        to = pair + np.repeat(place - pairs_before, pairs)
-        inputs.reshape(-1)[to] = tokens[source]
-        targets.reshape(-1)[to] = tokens[source + 1]
-        number_in_row = np.arange(n_pieces) - first_piece[row]
-        documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
-        positions.reshape(-1)[to] = pair - np.repeat(pairs_before, pairs)
-        if is_padded:
-            # The last token of a document, never the input of a pair, follows its pairs.
-            short = pairs < T
-            inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
+        inputs = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, IGNORE, dtype=np.int64)
+        documents = np.full(shape, -1, dtype=np.int64)
+        positions = np.zeros(shape, dtype=np.int64)
+        numbers = np.arange(T)
+        pieces = zip(recipe.begin.tolist(), recipe.pairs.tolist(), strict=True)
+        for row, count in enumerate(recipe.per_row.tolist()):
+            at = 0
+            for number, (begin, pairs) in enumerate(islice(pieces, count)):
+                ids = tokens[begin : begin + pairs + 1]
+                end = at + pairs
+                inputs[row, at:end] = ids[:-1]
+                targets[row, at:end] = ids[1:]
+                documents[row, at:end] = number
+                positions[row, at:end] = numbers[:pairs]
+                if recipe.is_padded and end < T:
+                    # The last token of a document, never the input of a pair, follows its pairs.
+                    inputs[row, end] = ids[-1]
+                at = end
         batch = Batch(
             input_ids=torch.from_numpy(inputs),
             targets=torch.from_numpy(targets),
             document_ids=torch.from_numpy(documents),
             position_ids=torch.from_numpy(positions),
-            n_targets=n_pairs,
-            n_documents=n_pieces,
+            n_targets=int(recipe.pairs.sum()),
+            n_documents=len(recipe.pairs),
         )
         return batch if self.target_filter is None else self.target_filter(batch)
 
@@ -131,71 +117,60 @@ class Assembler:
 class UpdateSchedule(NamedTuple):
     """Assigns the rows of an epoch to updates, micro-batches and ranks.
 
-    Each update takes the next G = rows_of_rank · accumulation_steps · world_size rows. `requested_rows`, if given, is G,
-    and accumulation_steps is what these rows take. The first update starts at `start_row`, the end of an earlier
-    update, which may have had another G. The last update of the epoch takes the rest in as few micro-batches as
-    possible; a rank may have a short or an empty slice there. Updates are numbered within the epoch, including those
-    before start_row.
+    Each update takes the next `update_rows` rows. The first one starts at `start_row`, the end of an earlier update, which may have
+    had another number. The last update of the epoch takes the rest in as few micro-batches as possible; a rank may have a
+    short or an empty slice there. Updates are numbered within the epoch, including those before start_row.
 
-    Rows are dealt rows_of_rank at a time, first across the ranks and then to the next micro-batch, so that ranks have about
-    the same number of rows at the end of an epoch too. 11 rows with rows_of_rank 2, accumulation_steps 2 and world_size 2:
+    Rows are dealt micro_rows at a time, first across the ranks and then to the next micro-batch, so that ranks have about
+    the same number of rows at the end of an epoch too. 11 rows with update_rows 8, micro_rows 2 and world_size 2:
 
         update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
                    micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
         update 1   micro-batch 0   rank 0: rows 8 9   rank 1: row 10
 
-    The rows of an update depend on G alone, so another number of ranks with the same G trains the same updates.
+    The rows of an update do not depend on the ranks, so another number of them trains the same updates.
     """
 
     n_rows: int
-    # rows of a micro-batch on one rank; see schedule_of (trainer/engine.py)
-    rows_of_rank: int
-    accumulation_steps: int = 1
+    # rows of an update, over all ranks
+    update_rows: int
+    # rows of a micro-batch on one rank
+    micro_rows: int
     world_size: int = 1
     start_row: int = 0
-    # rows of an update as set by the user; 0: they follow from the numbers above
-    requested_rows: int = 0
-
-    @property
-    def rows_of_update(self) -> int:
-        """G above, over all ranks."""
-        return self.requested_rows or self.rows_of_rank * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:
         """The number of the update that starts at start_row."""
-        return math.ceil(self.start_row / self.rows_of_update)
+        return math.ceil(self.start_row / self.update_rows)
 
     @property
     def n_updates(self) -> int:
         """Updates of the epoch, those before start_row included."""
-        rows_left = self.n_rows - self.start_row
-        return self.first_update + math.ceil(rows_left / self.rows_of_update)
+        return self.first_update + math.ceil((self.n_rows - self.start_row) / self.update_rows)
 
     @property
     def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
         # Full updates from start_row on, and a last one, which may have fewer micro-batches.
-        full, rest = divmod(self.n_rows - self.start_row, self.rows_of_update)
-        in_the_last = math.ceil(rest / (self.rows_of_rank * self.world_size))
-        return (self.first_update + full) * self.accumulation_steps + in_the_last
+        full, rest = divmod(self.n_rows - self.start_row, self.update_rows)
+        return (self.first_update + full) * self.micro_batches(self.update_rows) + self.micro_batches(rest)
+
+    def micro_batches(self, rows: int) -> int:
+        """Micro-batches of an update of so many rows, the same number on every rank."""
+        return math.ceil(rows / (self.micro_rows * self.world_size))
 
     def rows(self, update: int) -> tuple[int, int]:
         """The global rows (lo, hi) of an update."""
-        lo = self.start_row + (update - self.first_update) * self.rows_of_update
-        return lo, min(lo + self.rows_of_update, self.n_rows)
-
-    def micro_batches(self, update: int) -> int:
-        """Micro-batches of an update, the same number on every rank."""
-        lo, hi = self.rows(update)
-        return math.ceil((hi - lo) / (self.rows_of_rank * self.world_size))
+        lo = self.start_row + (update - self.first_update) * self.update_rows
+        return lo, min(lo + self.update_rows, self.n_rows)
 
     def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
         """The rows (lo, hi) of each micro-batch of an update on one rank; empty if lo == hi."""
         lo, hi = self.rows(update)
-        for micro in range(self.micro_batches(update)):
-            at = lo + (micro * self.world_size + rank) * self.rows_of_rank
-            yield min(at, hi), min(at + self.rows_of_rank, hi)
+        for micro in range(self.micro_batches(hi - lo)):
+            at = lo + (micro * self.world_size + rank) * self.micro_rows
+            yield min(at, hi), min(at + self.micro_rows, hi)
 
 
 # ------------------------------------------------------------------------------------------ the processes
@@ -222,9 +197,9 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
     except MemoryError as error:
         raise LoaderError(f"no memory is left to assemble a batch ({error})") from error
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise LoaderError(
-            f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): the "
+            f"a batch cannot be assembled ({type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}): the "
             "tokenised data may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, to "
             "rebuild it",
             is_data_fault=True,
@@ -289,9 +264,9 @@ class Loader:
             recipe(range(lo, hi)) for update in numbers for lo, hi in schedule.slices(update, self.rank) if lo < hi
         )
         if self.num_workers:
-            batches = self._from_processes(recipes, schedule.accumulation_steps)
+            batches = self._from_processes(recipes, schedule.micro_batches(schedule.update_rows))
         else:
-            batches = (assembled(self.assembler, one) for one in recipes)
+            batches = (assembled(self.assembler, of_batch) for of_batch in recipes)
         if self.pin_memory:
             batches = (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
         for update in numbers:

@@ -17,6 +17,7 @@ inverse assigns a moment to the middle token of each row. All rows are sorted by
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -78,6 +79,13 @@ class SourceRows:
             self.targets = np.concatenate(of_passes)
             self.middles = np.cumsum(self.targets, dtype=np.int64) - self.targets / 2
 
+    def pieces_of(self, number: int) -> PiecesOfRows:
+        """The pieces of a row, see `RowPlan.pieces`. number: among all rows of the source."""
+        number_of_pass = bisect_right(self.rows_before, number) - 1
+        plan = self.plan(number_of_pass)
+        assert plan is not None
+        return plan.pieces([number - self.rows_before[number_of_pass]])
+
 
 class MixedPlan(RowPlan):
     """The merged rows of several sources.
@@ -96,36 +104,20 @@ class MixedPlan(RowPlan):
         self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         pairs = 0.0
         for i, source in enumerate(sources):
-            own = source_of == i
-            self.targets[own] = source.targets[number[own]]
-            pairs += source.pairs_per_target * int(self.targets[own].sum(dtype=np.int64))
+            of_source = source.targets[number[source_of == i]]
+            self.targets[source_of == i] = of_source
+            pairs += source.pairs_per_target * int(of_source.sum(dtype=np.int64))
         self.n_pairs = round(pairs)
         self.fill = pairs / max(self.n_rows * self.T, 1)
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
-        rows = np.asarray(rows, dtype=np.int64)
-        source_of = self._source[rows]
-        count = np.zeros(len(rows), dtype=np.int64)
-        # per piece: the index of its row in `rows`, and the columns from the plan of its pass
         nothing = np.empty(0, dtype=np.int64)
+        # of each row, as its source gives them
         columns = [(nothing, nothing, nothing, nothing)]
-        for i in np.unique(source_of).tolist():
-            source = self.sources[i]
-            own = np.flatnonzero(source_of == i)
-            numbers = self._number[rows[own]].astype(np.int64)
-            pass_of = np.searchsorted(source.rows_before, numbers, side="right") - 1
-            for in_pass in np.unique(pass_of).tolist():
-                is_in_pass = pass_of == in_pass
-                plan = source.plan(in_pass)
-                assert plan is not None
-                of_row, *of_piece = plan.pieces(numbers[is_in_pass] - source.rows_before[in_pass])
-                places = own[is_in_pass]
-                count[places] = of_row
-                columns.append((np.repeat(places, of_row), *of_piece))
-        place, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
-        # Stable: the pieces of a row keep their order.
-        order = np.argsort(place, kind="stable")
-        return count, document[order], start[order], pairs[order]
+        for row in rows:
+            columns.append(self.sources[self._source[row]].pieces_of(int(self._number[row])))
+        count, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return count, document, start, pairs
 
     def source_targets(self, rows: int) -> list[int]:
         counts = np.bincount(self._source[:rows], weights=self.targets[:rows], minlength=len(self.sources))
@@ -257,15 +249,15 @@ class Mixture:
     def _speed(self) -> float:
         """Tokens that a run of n_rows rows trains while its progress goes from 0 to 1."""
         # Estimated from the mean row of each source's first pass, then corrected by the actual rows.
-        found = sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
+        n_rows = sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
         speed = 1.0
         for _ in range(CORRECTIONS):
             # With few rows of many sources none may reach its middle: then half of them count, and the speed is doubled.
-            speed *= self.n_rows / (found or self.n_rows / 2)
-            found = 0
+            speed *= self.n_rows / (n_rows or self.n_rows / 2)
+            n_rows = 0
             for source, share in zip(self.rows, self.shares, strict=True):
                 source.lay_out(share * speed)
-                found += int(np.searchsorted(source.middles, share * speed))
+                n_rows += int(np.searchsorted(source.middles, share * speed))
         return speed
 
     def _rows_of_run(self, part: int) -> MixedPlan:

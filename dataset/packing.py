@@ -4,6 +4,8 @@ A document of n tokens has n-1 (input, target) pairs and takes n-1 positions of 
 part of one that fits a row; the parts of a document share their boundary token, so that every target is used
 exactly once.
 
+`naive_rows` is the specification, one piece after the other. `EpochPlan` gives the same rows for millions of documents.
+
 A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone: every rank makes the same one
 without communication, and a position in it is one number, the row. It uses numpy's raw bit stream and sorts of distinct
 keys, whose results are the same in every numpy and on every machine.
@@ -11,6 +13,7 @@ keys, whose results are the same in every numpy and on every machine.
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,6 +22,44 @@ import numpy as np
 
 from dataset.arrays import Ints
 from dataset.store.token_store import Documents
+
+# (document, first token within it, pairs)
+Piece = tuple[int, int, int]
+
+
+def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[list[Piece]]:
+    """The packed rows of an epoch. lengths: tokens of each document. Random numbers are drawn from `bits`."""
+    pieces = []
+    for document, length in enumerate(lengths):
+        for start in range(0, length - 1, T):
+            pieces.append((document, start, min(T, length - 1 - start)))
+
+    # Best-fit decreasing, as in https://arxiv.org/abs/2404.10830: from the longest to the shortest, each piece goes into the
+    # fullest row that has room for it, or else into a new row. Of equally full rows, those filled with the same lengths are a
+    # group: the newest group comes first (groups are numbered from 0 down), and of its rows the first.
+    open_rows: list[list[tuple[int, int]]] = [[] for _ in range(T + 1)]  # [free positions]: a heap of (group, row)
+    groups: dict[tuple[int, int], int] = {}
+    rows: list[list[Piece]] = []
+    row_of_piece = []
+    for pairs in sorted((pairs for _, _, pairs in pieces), reverse=True):
+        free = next((free for free in range(pairs, T) if open_rows[free]), T)
+        if free == T:
+            heapq.heappush(open_rows[T], (1, len(rows)))
+            rows.append([])
+        group, row = heapq.heappop(open_rows[free])
+        group = groups.setdefault((group, pairs), -len(groups))
+        heapq.heappush(open_rows[free - pairs], (group, row))
+        row_of_piece.append(row)
+
+    # The rows get random places in the epoch, and pieces of equal length are shuffled: both sorts are stable.
+    places = np.argsort(bits.random_raw(len(rows)) >> np.uint64(32), kind="stable")
+    draws = bits.random_raw(len(pieces)) >> np.uint64(32 + T.bit_length())
+    shuffled = [pieces[number] for number in np.argsort(draws, kind="stable")]
+    by_length = sorted(shuffled, key=lambda piece: piece[2], reverse=True)
+    for piece, row in zip(by_length, row_of_piece, strict=True):
+        rows[places[row]].append(piece)
+    return [sorted(row) for row in rows]
+
 
 # Documents or rows processed at once: bounds the memory of temporaries.
 CHUNK = 1 << 18
@@ -99,11 +140,9 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
 
     `runs` take the pieces in order of decreasing length; room[r]: spans of rows that end with r free positions.
 
-    The rule, as in https://arxiv.org/abs/2404.10830: from the longest piece to the shortest, put each into the fullest
-    row that has room for it, or else into a new row. Done piece by piece, that takes a search for each. But only the
-    length of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
-    room are kept together as spans. The time depends on the number of distinct lengths, some hundreds, not of
-    documents, some millions. The tests compare with the rule done piece by piece.
+    The rule is that of `naive_rows`. Only the length of a piece and the free room of a row matter, so all pieces of one
+    length are placed at once, and rows with the same room are kept together as spans (its groups). The time depends on the
+    number of distinct lengths, some hundreds, not of documents, some millions.
     """
     runs: list[Run] = []
     room: list[list[Span]] = [[] for _ in range(T + 1)]
@@ -129,23 +168,16 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
                 n_rows += needed
             while room[free] and count:
                 first, rows = room[free].pop()
-                whole = min(rows, count // fit)
-                parts = [Run(first, whole, fit)]
-                count -= whole * fit
-                if whole < rows and count:
-                    # Too few pieces are left to fill the next row: it takes them all.
-                    parts.append(Run(first + whole, 1, count))
-                    count = 0
-                for run in parts:
-                    if run.rows:
-                        runs.append(run)
-                        left = free - run.each * length
-                        room[left].append((run.first_row, run.rows))
-                        occupied[left] = True
-                        first += run.rows
-                        rows -= run.rows
-                if rows:
-                    room[free].append((first, rows))
+                # The last row takes what is left.
+                each = min(fit, count)
+                taken = min(rows, count // each)
+                runs.append(Run(first, taken, each))
+                count -= taken * each
+                left = free - each * length
+                room[left].append((first, taken))
+                occupied[left] = True
+                if taken < rows:
+                    room[free].append((first + taken, rows - taken))
             occupied[free] = bool(room[free])
     return runs, room, n_rows
 
@@ -203,8 +235,7 @@ class RowPlan(ABC):
         # A dict, not a set, keeps the order of the rows.
         return list(dict.fromkeys(document.tolist()))
 
-    def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:
-        """[(document, first token within it, pairs), ...] of one row."""
+    def pieces_of_row(self, row: int) -> list[Piece]:
         _, document, start, pairs = self.pieces([row])
         return list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
 
@@ -257,11 +288,9 @@ class EpochPlan(RowPlan):
             chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
             # -1 for an empty document
             pairs = np.maximum(self.offsets[chosen + 1] - self.offsets[chosen] - 1, 0)
-            if self.is_split:
-                pieces = -(-pairs // self.limit)
-            else:
-                pieces = (pairs > 0).astype(np.int64)
+            if not self.is_split:
                 pairs = np.minimum(pairs, self.limit)
+            pieces = -(-pairs // self.limit)
             self._first_piece[lo + 1 : hi + 1] = int(self._first_piece[lo]) + np.cumsum(pieces)
             # All pieces are full but the last one of a document, which holds the rest. A document without pairs has no piece.
             part = np.full(pieces.sum(), self.limit, dtype=lengths[0].dtype)
@@ -295,22 +324,21 @@ class EpochPlan(RowPlan):
         """Pack the pieces into shared rows. counts [T+1]: pieces of each length.
 
         `best_fit` says how many pieces each row takes from the list of all pieces, sorted by decreasing length. Pieces
-        of equal length are in random order there, and rows get random places in the epoch. So the pieces that share a
-        row, and its place, differ between epochs, and rows are as full as best-fit makes them.
+        of equal length are in random order there, and rows get random numbers in the epoch. So the pieces that share a
+        row, and its number, differ between epochs, and rows are as full as best-fit makes them.
 
         Two sorts of one array of keys do this. The first sorts by the length of each piece, which gives the list. Then
         the length is overwritten by the piece's row, and the second sort gives the pieces row by row.
-        tests/dataset/test_packing.py has the same with lists, piece by piece.
         """
         runs, room, self.n_rows = best_fit(counts, self.T)
-        # The place of each row of `best_fit` in the epoch. Drawn before the order of the pieces, from the same stream:
+        # The number in the epoch of each row of `best_fit`. Drawn before the order of the pieces, from the same stream:
         # the other way round would give another epoch.
-        place = permutation(bits, self.n_rows)
+        epoch_row = permutation(bits, self.n_rows)
         # Stored for all rows, in one or two bytes each: the totals of an update are needed without its batches.
         self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         for free, spans in enumerate(room):
             for first, rows in spans:
-                self.targets[place[first : first + rows]] = self.T - free
+                self.targets[epoch_row[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
         # Runs consume the list in order; the next one starts at `at`.
@@ -319,13 +347,13 @@ class EpochPlan(RowPlan):
             for lo, hi in chunks(run.rows):
                 # A view: changes go to `keys`.
                 part = keys[at : at + (hi - lo) * run.each]
-                rows_of_part = place[run.first_row + lo : run.first_row + hi].astype(np.uint64)
+                rows_of_part = epoch_row[run.first_row + lo : run.first_row + hi].astype(np.uint64)
                 part &= LOW
                 part |= np.repeat(rows_of_part << HALF, run.each)
                 at += len(part)
         assert at == self.n_pieces
         # Freed before the sort: with many rows it is large.
-        del place
+        del epoch_row
         keys.sort()
         # The first key of a row is the smallest with its number in the high half; one row more gives the end.
         self._row_start = np.empty(self.n_rows + 1, dtype=np.uint32)
@@ -352,14 +380,9 @@ class EpochPlan(RowPlan):
         return keys
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
-        rows = np.asarray(rows, dtype=np.int64)
-        first = self._row_start[rows].astype(np.int64)
-        count = self._row_start[rows + 1].astype(np.int64) - first
-        # first[0], first[0] + 1, ... for count[0] pieces, then first[1], and so on: the running number of a piece in
-        # the result plus an offset of its row.
-        pieces_before = np.cumsum(count) - count
-        at = np.repeat(first - pieces_before, count) + np.arange(count.sum())
-        piece = self._order[at]
+        of_rows = [self._order[self._row_start[row] : self._row_start[row + 1]] for row in rows]
+        count = np.array([len(of_row) for of_row in of_rows], dtype=np.int64)
+        piece = np.concatenate([self._order[:0], *of_rows])
         # `_first_piece` rises, with equal entries where a document has no piece, so the last entry that is not above
         # the number of a piece belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1

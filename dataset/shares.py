@@ -66,10 +66,10 @@ class Source:
 def source_of_argument(argument: str) -> Source:
     """The source of `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`; no share if none is given, or if
     a file has this exact name. Errors: DataError."""
-    found = None if os.path.exists(argument) else WITH_SHARE.fullmatch(argument)
-    if found is None:
+    match = None if os.path.exists(argument) else WITH_SHARE.fullmatch(argument)
+    if match is None:
         return Source([argument])
-    path, *shares, repeat = found.groups()
+    path, *shares, repeat = match.groups()
     points = [Point(float(i), float(share)) for i, share in enumerate(shares) if share]
     return checked_source([path], points, float(repeat or 1), f"--data_path {argument}")
 
@@ -97,7 +97,7 @@ def group_sources(data_path: Sequence[str | Source]) -> list[Source]:
 
     Errors: DataError if only some paths have a share, and if the shares do not fit each other.
     """
-    sources = [one if isinstance(one, Source) else source_of_argument(one) for one in data_path]
+    sources = [path if isinstance(path, Source) else source_of_argument(path) for path in data_path]
     without_share = [source.paths[0] for source in sources if source.shares is None]
     if len(without_share) == len(sources):
         return [Source(without_share)]

@@ -29,14 +29,14 @@ def adjusted_one_cycle(t: int, T: int, w: float) -> float:
 
 def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
     """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
-    # share: distance of this update from the peak, 0 to 1, towards the start or the end.
+    # distance of this update from the peak, 0 to 1, towards the start or the end.
     if t < peak_at:
         low = start
-        share = 1 - t / max(peak_at, 1)
+        distance = 1 - t / max(peak_at, 1)
     else:
         low = 1e-5
-        share = (t - peak_at) / max(T - peak_at, 1)
-    return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
+        distance = (t - peak_at) / max(T - peak_at, 1)
+    return 1 + (low - 1) * (1 - math.cos(math.pi * min(distance, 1))) / 2
 
 
 # values of --lr_schedule of train_electra.py and train_glue.py

@@ -15,33 +15,21 @@ import torch
 import torch.nn.functional as F
 
 from model.config import MiniMindConfig
-from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_attend, flex_fault, flex_mask
+from model.fast.block_attention import block_attention
+from model.fast.flex_attention import flex_attend, flex_fault
 from model.loss import chunked_cross_entropy, loss_and_gradient
+from model.masks import Mask, additive_mask, block_mask, dense_mask
 from model.products import compute_dtype
 
 ResultT = TypeVar("ResultT")
-# Depends on the backend: a tensor, None for plain causal, or FlexAttention's BlockMask.
-Mask = Any
-
-
-def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """document_ids [B, T] -> bool [B, 1, T, T], True for keys in the document of the query, up to its position.
-
-    Padding has the id -1 and sees earlier padding, so no row of the mask is empty.
-    """
-    T = document_ids.shape[1]
-    same = document_ids.unsqueeze(2) == document_ids.unsqueeze(1)
-    earlier = torch.ones(T, T, dtype=torch.bool, device=document_ids.device).tril()
-    return (same & earlier).unsqueeze(1)
 
 
 class Backend:
     """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        """Mask for `attend`, from embeddings x [B, T, H] and document_ids [B, T]."""
-        return document_mask(document_ids)
+    def mask(self, x: torch.Tensor, first: torch.Tensor) -> Mask:
+        """Mask for `attend`, from embeddings x [B, T, H] and `first_keys` [B, T]."""
+        return dense_mask(first)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]; N/G query heads share one key/value head.
@@ -111,8 +99,8 @@ class CompiledBackend(Backend):
 class CompiledCPUBackend(CompiledBackend):
     """Attention in blocks of queries, without dropout."""
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return additive_mask(document_mask(document_ids), compute_dtype(x))
+    def mask(self, x: torch.Tensor, first: torch.Tensor) -> Mask:
+        return additive_mask(first, compute_dtype(x))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return block_attention(q, k, v, mask)
@@ -121,8 +109,8 @@ class CompiledCPUBackend(CompiledBackend):
 class CompiledFlexBackend(CompiledBackend):
     """FlexAttention, without dropout."""
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return flex_mask(document_ids)
+    def mask(self, x: torch.Tensor, first: torch.Tensor) -> Mask:
+        return block_mask(first)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return flex_attend(q, k, v, mask)

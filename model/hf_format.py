@@ -188,13 +188,12 @@ def read_config(folder: Path) -> MiniMindConfig:
             fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
         own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
         reference = hf_config(own)
-        layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
         # rope_type first: the other entries follow from it.
         names = ("rope_type", *rope, *reference.rope_parameters)
         ropes = [(f"rope_parameters: {name}", rope.get(name), reference.rope_parameters.get(name)) for name in names]
         for name, value, expected in (
             *ropes,
-            ("layer_types", sorted(layer_types), ["full_attention"]),
+            ("layer_types", layer_types(config), layer_types(reference)),
             *((name, getattr(config, name, None), getattr(reference, name, None)) for name in FIXED_FIELDS),
         ):
             if value != expected:
@@ -203,6 +202,11 @@ def read_config(folder: Path) -> MiniMindConfig:
         # The exceptions vary with the version of transformers.
         raise ValueError(f"{folder / CONFIG}: {one_line(error)[:250]}") from None
     return own
+
+
+def layer_types(hf_config: PretrainedConfig) -> list[str]:
+    """The kinds of attention in its layers; a config without this field has one kind."""
+    return sorted(set(getattr(hf_config, "layer_types", None) or ["full_attention"]))
 
 
 def refuse_layers(theirs: Mapping[str, object]) -> None:

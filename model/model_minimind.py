@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
@@ -28,9 +27,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend, document_mask
+from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, compiled_backend
 from model.config import MiniMindConfig
 from model.loss import IGNORE
+from model.masks import Mask, cached_mask, dense_mask, first_keys
 from model.moe import MoEFeedForward
 from model.products import FeedForward, projections
 from model.pth_format import load_pth
@@ -221,27 +221,6 @@ class MiniMindModel(nn.Module):
         return backend.run(self.norm, x, is_cheap=True), aux_loss, inputs
 
 
-def visible_keys(
-    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
-) -> torch.Tensor | None:
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None for the plain causal one.
-
-    Query i is at position past + i and sees the keys up to there.
-    """
-    if padding is None and isinstance(past, int) and past == 0 and S == T:
-        return None
-    keys = torch.arange(S, device=device)
-    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
-    mask = (keys <= queries).unsqueeze(0)
-    if padding is not None:
-        # A mask of the text so far is shorter than a static cache.
-        missing = S - min(S, padding.shape[1])
-        is_text = F.pad(padding[:, :S].bool(), (0, missing))
-        # A padded query sees itself: softmax over a row without any key could give NaN.
-        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
-    return mask.unsqueeze(1)
-
-
 @dataclass
 class MiniMindOutput(CausalLMOutputWithPast):
     """`loss` is the mean cross-entropy alone; to train, add `aux_loss` (0-d; zero for a dense model and in eval mode)."""
@@ -322,7 +301,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         for mlp in self._expert_layers():
             mlp.slots.zero_()
         backend = self._backend(x)
-        mask = backend.mask(x, document_ids)
+        mask = backend.mask(x, first_keys(self.config, torch.arange(T, device=x.device), document_ids))
         hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
         loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
@@ -410,23 +389,21 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache(config=self.config)
         # positions in the cache; a tensor for a StaticCache
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        positions = torch.arange(T, device=x.device) + past
         documents = None
         if position_ids is None:
-            position_ids = (torch.arange(T, device=x.device) + past).unsqueeze(0)
+            position_ids = positions.unsqueeze(0)
         elif attention_mask is None and past_key_values is None:
             # [B or 1, T]: the document of each position in packed rows, as transformers' own models read them; None: not packed
             documents = find_packed_sequence_indices(position_ids)
         if documents is None:
             self._check_length(T + past if isinstance(past, int) else T)
-        else:
-            attention_mask = document_mask(documents)
-
         padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         mask = attention_mask
-        if padding is not None or (attention_mask is None and past_key_values is not None):
-            # keys, cached ones included
-            S = T if past_key_values is None else past_key_values.get_mask_sizes(T, 0)[0]
-            mask = visible_keys(padding, T, S, past, x.device)
+        if documents is not None:
+            mask = dense_mask(first_keys(self.config, positions, documents))
+        elif mask is None or padding is not None:
+            mask = cached_mask(self.config, positions, past_key_values, padding)
         segments: tuple[torch.Tensor | None, int] = (None, 0)
         if self.training:
             if documents is None:
@@ -439,8 +416,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         hidden, aux_loss, inputs = self.model(
             x, position_ids, mask, segments, past_key_values, output_hidden_states=output_hidden_states
         )
-        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, positions])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
         loss = None
         if labels is not None:
             if num_items_in_batch is None:

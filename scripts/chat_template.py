@@ -28,7 +28,7 @@ SECONDS = 20
 # Bytes of address space. Windows and macOS have no such bound: there the time limit ends it.
 MEMORY = 1 << 30
 # Characters of a rendered conversation
-LONGEST = 4_000_000
+MAX_CHARACTERS = 4_000_000
 
 
 def default_template(tokenizer: "PreTrainedTokenizerBase") -> str | None:
@@ -71,9 +71,9 @@ def main() -> None:
 
         # The limit of CPU time ends this process even if its parent is killed. Set one by one: where the system refuses one
         # (macOS has no bound on memory), the other still holds.
-        for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+        for resource_id, limit in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
             with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(kind, (most, most))
+                resource.setrlimit(resource_id, (limit, limit))
     from transformers.utils.chat_template_utils import render_jinja_template
 
     request = json.load(sys.stdin.buffer)
@@ -82,8 +82,8 @@ def main() -> None:
         [request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["words"]
     )
     text = rendered[0][0]
-    if len(text) > LONGEST:
-        sys.exit(f"it writes {len(text):,} characters, more than {LONGEST:,}")
+    if len(text) > MAX_CHARACTERS:
+        sys.exit(f"it writes {len(text):,} characters, more than {MAX_CHARACTERS:,}")
     print(json.dumps(text))
 
 

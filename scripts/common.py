@@ -55,14 +55,14 @@ def load(
     Errors: UserError for a weight or tokenizer that is missing or does not fit.
     """
     with user_errors():
-        place = pick_device(device)
+        target = pick_device(device)
         model = load_model(weight)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
         embeddings = vocabulary_size(model.config)
         check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
-    model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
+    model = model.to(target, dtype_of_flag(dtype, target))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
 
@@ -74,8 +74,8 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     """
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    record = read_record(path)
-    recorded = record.get(VOCABULARY_FIELD)
+    weight_record = read_record(path)
+    recorded = weight_record.get(VOCABULARY_FIELD)
     is_other = recorded not in (None, vocabulary_digest(tokenizer))
     if tokenizer_path:
         if is_other:
@@ -87,7 +87,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     elif recorded is None and not has_tokenizer(path):
         announce(unnamed_tokenizer_warning(path), to_stderr=True)
     # A folder keeps its own template.
-    if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not record.get(THOUGHTS_FIELD):
+    if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not weight_record.get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS
     return tokenizer
 
@@ -101,12 +101,12 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     if not path.exists():
         raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
     if not path.is_dir():
-        own = MiniMindForCausalLM.from_pth(path)
-        setattr(own.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
+        minimind = MiniMindForCausalLM.from_pth(path)
+        setattr(minimind.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
         # A single id may be just the config's default: then the tokenizer's counts, see `end_ids`.
-        eos_ids = own.config.eos_token_id
-        own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
-        return own
+        eos_ids = minimind.config.eos_token_id
+        minimind.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
+        return minimind
     if not (path / "config.json").exists():
         # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
         raise UserError(
@@ -117,10 +117,11 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     settings = path / "generation_config.json"
     generation_fields = read_object(settings) if settings.exists() else {}
     config = load_config(str(path), path)
-    kinds = config.architectures or []
-    if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
+    class_names = config.architectures or []
+    causal = ("CausalLM", "LMHead", "ConditionalGeneration")
+    if class_names and not any(part in name for name in class_names for part in causal):
         # Such as an ELECTRA, which transformers would load anyway
-        raise UserError(f"{path}: {kinds[0]} is no causal language model: it cannot continue a text")
+        raise UserError(f"{path}: {class_names[0]} is no causal language model: it cannot continue a text")
     model: PreTrainedModel
     # An empty GenerationConfig instead of the folder's: our flags set the sampling.
     model, faults = load_network(str(path), path, AutoModelForCausalLM, config, generation_config=GenerationConfig())

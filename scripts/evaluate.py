@@ -60,7 +60,7 @@ LOG_SECONDS = 30
 # Tokens by which an answer may exceed the right one, if the model does not think before it
 MORE_TOKENS = 8
 THOUGHT_TOKENS = 256
-LARGEST_EXPONENT = 700
+MAX_EXPONENT = 700
 # Flags of a single task
 TASK_OF_FLAG = {"stride": "perplexity", "text_field": "perplexity", "split_text": "perplexity", "questions": "answers"}
 
@@ -196,7 +196,7 @@ def perplexity(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namesp
     # Empty texts have no bytes, blank ones no words, and Chinese next to none between spaces.
     if sum(byte_counts):
         figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, byte_counts)))
-    if sum(losses) < LARGEST_EXPONENT * sum(word_counts):
+    if sum(losses) < MAX_EXPONENT * sum(word_counts):
         figures["word_perplexity"] = Metric(*map(exp, ratio(losses, word_counts)))
     counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(byte_counts), "words": sum(word_counts)}
     return figures, counts
@@ -271,14 +271,15 @@ def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
         # Only the tokenizer of a model with trained thoughts has this template, see `tokenizer_of`.
         more = THOUGHT_TOKENS if tokenizer.chat_template == CHAT_TEMPLATE else MORE_TOKENS
-        most = len(whole) - len(ids) + more
+        max_new_tokens = len(whole) - len(ids) + more
         # Calls alone have no sentence to compare.
-        if last["role"] != "assistant" or not last["content"].strip() or len(ids) + most > max_positions(model.config):
+        is_answer = last["role"] == "assistant" and last["content"].strip()
+        if not is_answer or len(ids) + max_new_tokens > max_positions(model.config):
             continue
-        sampling = Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0)
-        found = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
+        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=0.0, top_p=1.0)
+        reply = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
         # Thoughts before the answer are skipped.
-        answer = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
+        answer = str(tokenizer.decode(reply)).rpartition("</think>")[2].partition("<|im_end|>")[0]
         right.append(first_sentence(answer) == first_sentence(last["content"]))
         # Print some of them, and all wrong ones.
         if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
@@ -305,8 +306,8 @@ class Scorer:
         self.model = model
         self.dtype = dtype
         # Measured: more positions than fit a CPU's caches are slower.
-        most = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
-        self.batch_tokens = max(min(most, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
+        positions = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
+        self.batch_tokens = max(min(positions, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
@@ -382,8 +383,8 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
 
 
 def exp(x: float) -> float:
-    """e^x, with x capped at LARGEST_EXPONENT: a float overflows soon after."""
-    return math.exp(min(x, LARGEST_EXPONENT))
+    """e^x, with x capped at MAX_EXPONENT: a float overflows soon after."""
+    return math.exp(min(x, MAX_EXPONENT))
 
 
 if __name__ == "__main__":

@@ -101,14 +101,14 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
-    record = read_record(Path(weight))
+    weight_record = read_record(Path(weight))
     ends = end_ids(model, tokenizer.eos_token_id)
-    if config.pad_token_id in (tokenizer.bos_token_id, *ends) or record.get(SPECIAL_TOKENS_FIELD):
+    if config.pad_token_id in (tokenizer.bos_token_id, *ends) or weight_record.get(SPECIAL_TOKENS_FIELD):
         # Texts have this token, and transformers would give its embedding no gradient. The tokenizer keeps its padding.
         config.pad_token_id = None
     # Our own fields, read by evaluate.py, generate.py and `convert_to_pth`
-    for field in {SPECIAL_TOKENS_FIELD, ROW_LENGTH_FIELD} & record.keys():
-        setattr(config, field, record[field])
+    for field in {SPECIAL_TOKENS_FIELD, ROW_LENGTH_FIELD} & weight_record.keys():
+        setattr(config, field, weight_record[field])
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -158,22 +158,22 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     for written_to in (path, path.with_suffix(".json")):
         if written_to.exists() and not overwrite:
             raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
-    theirs = load_model(folder)
-    model = as_minimind(theirs, folder)
+    source = load_model(folder)
+    model = as_minimind(source, folder)
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float32, name)
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
     # Otherwise the repository's tokenizer is only a fallback: the folder's record may name the one used in training.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
-    record = read_record(folder)
-    vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else record.get(VOCABULARY_FIELD)
-    difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
-    comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
+    weight_record = read_record(folder)
+    vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else weight_record.get(VOCABULARY_FIELD)
+    difference, positions = compare(source, model, DocumentEncoder(tokenizer))
+    comparison = verdict(difference, positions, f"{type(model).__name__} against {type(source).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
-    if ROW_LENGTH_FIELD in record:
-        fields[ROW_LENGTH_FIELD] = record[ROW_LENGTH_FIELD]
-    save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
+    if ROW_LENGTH_FIELD in weight_record:
+        fields[ROW_LENGTH_FIELD] = weight_record[ROW_LENGTH_FIELD]
+    save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, weight_record.get(SPECIAL_TOKENS_FIELD))
     # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
@@ -237,11 +237,11 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     # Some parts, such as a window of attention, act only at a distance.
     for text in (*TEXTS, "".join(TEXTS) * 8):
         ids = torch.tensor([encoder.prompt_ids(text)[: max_positions(first.config)]])
-        ours = first(ids).logits
-        theirs = second(ids).logits
-        scale = ours.abs().max().clamp(min=1)
+        logits = first(ids).logits
+        others = second(ids).logits
+        scale = logits.abs().max().clamp(min=1)
         # Unlike Python's `max`, this keeps a NaN.
-        worst = torch.maximum(worst, (ours - theirs).abs().max() / scale)
+        worst = torch.maximum(worst, (logits - others).abs().max() / scale)
         positions += ids.shape[1]
     return float(worst), positions
 
@@ -303,34 +303,34 @@ Sizes: {sizes}.
 
 
 def write_model_card(
-    folder: Path, model: MiniMindForCausalLM, weight: str | Path, theirs: PretrainedConfig, comparison: str, name: str
+    folder: Path, model: MiniMindForCausalLM, weight: str | Path, exported: PretrainedConfig, comparison: str, name: str
 ) -> None:
     """Write README.md, and loss.png if the run logged losses. comparison: the line about the comparison of logits."""
     config = model.config
-    records = None
+    run = None
     # No metrics, or a run that ended before its first line
     stem = Path(weight).stem
     with contextlib.suppress(UserError):
-        records = RunRecords.read(Path(weight).with_name(f"{stem.removesuffix('.best')}.metrics.jsonl"))
+        run = RunRecords.read(Path(weight).with_name(f"{stem.removesuffix('.best')}.metrics.jsonl"))
     training = "No record of the run lay beside the weights."
-    if records is not None:
+    if run is not None:
         from trainer.reporting.html_report import loss_picture
 
-        settings = records.start_record("settings")
+        settings = run.start_record("settings")
         flags = [(f"`--{flag}`", f"`{settings[flag]}`") for flag in SHAPING if flag in settings]
-        training = f"{table(records.figures())}\n\n{table(flags)}"
-        if "loss" in records.columns:
-            (folder / "loss.png").write_bytes(loss_picture([records], [""]))
+        training = f"{table(run.figures())}\n\n{table(flags)}"
+        if "loss" in run.columns:
+            (folder / "loss.png").write_bytes(loss_picture([run], [""]))
             training = f"![loss over the tokens trained](loss.png)\n\n{training}"
         if stem.endswith(".best"):
             training = f"The weights are those of the lowest validation loss, the figures those of the whole run.\n\n{training}"
-    chats = records is not None and records.trains_answers
+    chats = run is not None and run.trains_answers
     card = CARD.format(
         name=name,
         kind=f"{'mixture of experts' if config.use_moe else 'dense'} {config.generation}",
         parameters=sum(parameter.numel() for parameter in model.parameters()) / 1e6,
-        architecture=(theirs.architectures or [""])[0],
-        dtype=str(theirs.dtype).removeprefix("torch."),
+        architecture=(exported.architectures or [""])[0],
+        dtype=str(exported.dtype).removeprefix("torch."),
         least="4.51" if config.generation == "minimind3" or config.inference_rope_scaling else "4.48",
         asked=TURN if chats else TEXT,
         answers="It was fine-tuned on conversations."

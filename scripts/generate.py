@@ -124,10 +124,10 @@ def prompt_limit(model: PreTrainedModel, sampling: Sampling) -> int:
 
 def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
     """Errors: UserError for a prompt that the model cannot continue."""
-    most = prompt_limit(model, sampling)
-    if len(ids) > most:
+    limit = prompt_limit(model, sampling)
+    if len(ids) > limit:
         raise UserError(
-            f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit beside "
+            f"a prompt of {counted(len(ids), 'token')} is too long: {limit:,} fit beside "
             f"{counted(sampling.max_new_tokens, 'new token')} (--max_new_tokens)"
         )
     if not ids:
@@ -178,8 +178,8 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
     if len(ids_without(0)) <= length:
         return ids_without(0)
     # Bisection: a foreign template is rendered in a process, a second each time. The last question has no answer yet.
-    most = (len(turns) - 1) // 2
-    return ids_without(bisect_left(range(most), True, key=lambda exchanges: len(ids_without(exchanges)) <= length))
+    n_exchanges = (len(turns) - 1) // 2
+    return ids_without(bisect_left(range(n_exchanges), True, key=lambda n: len(ids_without(n)) <= length))
 
 
 def reply(
@@ -231,7 +231,7 @@ def generate(
         drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     # Typed by transformers for some classes only.
     model_of_any_kind: Any = model
-    found: torch.Tensor = model_of_any_kind.generate(
+    output: torch.Tensor = model_of_any_kind.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=sampling.max_new_tokens,
@@ -243,7 +243,7 @@ def generate(
         logits_processor=LogitsProcessorList([observer] if observer else []),
         **drawing,
     )
-    return found
+    return output
 
 
 def print_text(text: str) -> None:

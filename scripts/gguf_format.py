@@ -82,9 +82,9 @@ def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(width)
     if ARCHITECTURES[config.generation, config.use_moe] == MODEL_ARCH.BAILINGMOE:
-        theirs = hf_config(config)
-        writer.add_expert_shared_count(theirs.shared_expert_intermediate_size // width)
-        writer.add_expert_weights_norm(theirs.norm_topk_prob)
+        exported = hf_config(config)
+        writer.add_expert_shared_count(exported.shared_expert_intermediate_size // width)
+        writer.add_expert_weights_norm(exported.norm_topk_prob)
         writer.add_expert_weights_scale(1.0)
         writer.add_leading_dense_block_count(0)
 
@@ -97,15 +97,15 @@ def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
     """
     architecture = ARCHITECTURES[config.generation, config.use_moe]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    theirs = to_hf(state, config)
+    state = to_hf(state, config)
     if architecture == MODEL_ARCH.BAILINGMOE:
         # No tied head: the file holds the matrix twice. No gate of the shared expert and no bias either; ours are zeros.
-        theirs.setdefault("lm_head.weight", theirs["model.embed_tokens.weight"])
-        theirs = {name: tensor for name, tensor in theirs.items() if not re.search(r"shared_expert_gate|\.bias$", name)}
+        state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+        state = {name: tensor for name, tensor in state.items() if not re.search(r"shared_expert_gate|\.bias$", name)}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     out: StateDict = {}
     experts = defaultdict(list)
-    for name, tensor in theirs.items():
+    for name, tensor in state.items():
         module = name.removesuffix(".weight")
         of_all_experts = re.sub(r"experts\.\d+\.", "experts.", module)
         out_name = f"{names.get_name(of_all_experts)}.weight"

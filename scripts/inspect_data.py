@@ -8,58 +8,14 @@ It takes the data flags of train_pretrain.py (for conversations: train_sft.py), 
 built here.
 """
 
+if __name__ == "__main__" and not __package__:
+    import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
+
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
-
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
-if __name__ == "__main__":
-    from common.start import guard_imports
-
-    guard_imports()
-
-from common.flags import not_negative, seed
-from common.settings import Settings, flags_of, setting, switch
-from dataset.arrays import Ints
-from trainer.pretrain.settings import DataSettings, PretrainSettings, ValidationDataSettings
-
-DESCRIPTION = __doc__ or ""
-
-
-@dataclass(kw_only=True)
-class LookSettings(Settings):
-    """what to look at"""
-
-    row: list[int] = setting(
-        [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
-    )
-    texts: bool = switch(True, help="read all texts, for near copies and odd documents; 0: only count")
-    examples: int = setting(3, check=not_negative(int), help="examples per kind of finding")
-    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-    seed: int = setting(42, check=seed, help="seed of the run whose rows are shown")
-
-
-@dataclass(kw_only=True)
-class InspectSettings(ValidationDataSettings, DataSettings, LookSettings):
-    """All settings of inspect_data.py; --help shows the groups from the last to the first."""
-
-    prog: ClassVar[str] = "inspect_data.py"
-    description: ClassVar[str] = DESCRIPTION
-
-
-if __name__ == "__main__":
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    InspectSettings.parse()
-
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -69,7 +25,9 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import relative_to_cwd
+from common.settings import flags_of
 from common.wording import announce, counted, one_line, printable
+from dataset.arrays import Ints
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
@@ -80,9 +38,11 @@ from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
 from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
+from scripts.arguments import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
+from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
@@ -165,7 +125,7 @@ class DataLook:
         # Source of each document; its path and line are known once its text is read.
         self.names = [" ".join(paths) for paths in self.groups]
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))
-        self.place_of: dict[int, str] = {}
+        self.location_of: dict[int, str] = {}
         # {kind: lines with examples}
         self.oddities: dict[str, list[str]] = {}
         self.odd_counts: Counter[str] = Counter()
@@ -173,17 +133,17 @@ class DataLook:
     def sections(self) -> list[Section]:
         """All sections. Reads all texts once."""
         copies = exact_copies(self.store.doc_hash)
-        found: list[Section] = []
+        sections: list[Section] = []
         if self.settings.texts:
-            copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].places))
+            copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].cache_folders))
             odd = []
             examples = []
             for kind, count in self.odd_counts.most_common():
                 odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
                 examples += self.oddities[kind]
-            found = [Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."])]
-        # After the texts are read, which tells the source and place of each document.
-        return [self._sources(), self._lengths(), self._copies(copies), *found]
+            sections = [Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."])]
+        # After the texts are read, which tells the source and location of each document.
+        return [self._sources(), self._lengths(), self._copies(copies), *sections]
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         """Yields (number, text) of each document after looking at it."""
@@ -205,7 +165,7 @@ class DataLook:
                 texts = stored_texts(store, files, self.encoder, self.run.text_field, self.run.split_text)
                 for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
                     self.source_of[number] = source_of_file[file]
-                    self.place_of[number] = f"{relative_to_cwd(files[file])}:{line}"
+                    self.location_of[number] = f"{relative_to_cwd(files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
                         # The store counts the bytes of the whole line.
@@ -218,7 +178,7 @@ class DataLook:
                             # With some context before it
                             excerpt = body[max(at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
                             remark = f"{kind}; {n_tokens:,} tokens"
-                            examples += example(self.place(number), remark, excerpt)
+                            examples += example(self.location(number), remark, excerpt)
                     yield number, text
                     bar.update()
 
@@ -235,8 +195,7 @@ class DataLook:
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
         if isinstance(self.encoder, ChatEncoder):
             added = 0
-            most = self.settings.max_seq_len - 1
-            answers = self.encoder.answers.count(self.store, np.arange(len(self.store)), most)
+            answers = self.encoder.answers.count(self.store, self.settings.max_seq_len - 1)
         rows = []
         for name, documents in self._documents_of_sources():
             lengths = self.lengths[documents]
@@ -282,20 +241,21 @@ class DataLook:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
                 remark = (
-                    f"{counted(int(counts[at]), f'{kind} copy', f'{kind} copies')}, the first in {self.place(copy)}"
+                    f"{counted(int(counts[at]), f'{kind} copy', f'{kind} copies')}, the first in {self.location(copy)}"
                 )
                 if kind == "near":
                     remark += f" (similarity {copies.similarity[copy]:.2f})"
                 begin, end = self.store.offsets[original : original + 2]
                 tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-                below += example(self.place(original), remark, text)
+                below += example(self.location(original), remark, text)
         return Section("Copies of earlier documents", ["", "exact", "near"], rows, below=below)
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """file:line of a document, numbered over all sources; its number if the texts were not read."""
         i = int(np.searchsorted(self.store.bounds, number, side="right")) - 1
-        return self.place_of.get(number) or f"document {number - self.store.bounds[i]:,} of {' '.join(self.groups[i])}"
+        unread = f"document {number - self.store.bounds[i]:,} of {' '.join(self.groups[i])}"
+        return self.location_of.get(number, unread)
 
     def row(self, number: int) -> tuple[str, list[Piece]]:
         """(title, pieces) of row `number` of the first epoch, as the model gets it."""
@@ -307,22 +267,22 @@ class DataLook:
         documents = batch.document_ids[0].tolist()
         pieces = []
         for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
-            places = [place for place in range(plan.T) if documents[place] == i]
+            positions = [position for position in range(plan.T) if documents[position] == i]
             begin, end = (int(offset) for offset in store.offsets[document : document + 2])
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
             if isinstance(self.encoder, ChatEncoder):
                 tokens = self.encoder.answers.restore_turn_starts(tokens)
             # The first token is input only. Each further one is the target of the position before it.
-            is_trained = [False] + [targets[place] >= 0 for place in places]
+            is_trained = [False] + [targets[position] >= 0 for position in positions]
             part = "whole"
             if pairs + 1 < end - begin:
                 part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
             split = self.corpus.split_document
             # On disk it is one document.
-            place = self.place(document - (split is not None and document > split))
+            location = self.location(document - (split is not None and document > split))
             title = (
-                f"{place}, {part}; {'position' if len(places) == 1 else 'positions'} "
-                f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
+                f"{location}, {part}; {'position' if len(positions) == 1 else 'positions'} "
+                f"{first_to_last(positions[0], positions[-1])}, {counted(sum(is_trained), 'token')} trained"
             )
             pieces.append(Piece(title, tokens.tolist(), is_trained))
         title = (
@@ -346,11 +306,11 @@ def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
     return "".join(parts)
 
 
-def example(place: str, remark: str, text: str) -> list[str]:
-    """Two lines on a finding: its place, a remark, and the start of the text."""
+def example(location: str, remark: str, text: str) -> list[str]:
+    """Two lines on a finding: its location, a remark, and the start of the text."""
     # Control characters become visible: an example may be about them.
     line = one_line(text)
-    return [f"- {place}: {remark}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
+    return [f"- {location}: {remark}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
 
 
 def first_to_last(first: int, last: int) -> str:

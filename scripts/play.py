@@ -42,14 +42,14 @@ from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, gener
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
-MOST_NEW_TOKENS = 1024
+MAX_NEW_TOKENS = 1024
 # Likeliest tokens shown beside the sampled one
 ALTERNATIVES = 6
-MOST_RUNS = 100
+MAX_RUNS = 100
 # Bounds of a run on the page: points of a curve, samples, characters of a text
 BUCKETS = 150
-MOST_SAMPLES = 8
-MOST_CHARACTERS = 4_000
+MAX_SAMPLES = 8
+MAX_CHARACTERS = 4_000
 
 # This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def for_page(text: str) -> str:
     """A text of a file, safe to show: bounded, without control characters and lone surrogates."""
-    return printable(text[:MOST_CHARACTERS]).encode(errors="backslashreplace").decode()
+    return printable(text[:MAX_CHARACTERS]).encode(errors="backslashreplace").decode()
 
 
 # ---------------------------------------------------------------------------------------------------- the model
@@ -116,10 +116,10 @@ class PlayedModel:
             stream = PieceStream(self.tokenizer, send)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
-            found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
-            is_end = found[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
+            output = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
+            is_end = output[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
-        beyond = found.shape[1] > trained_length(self.model.config)
+        beyond = output.shape[1] > trained_length(self.model.config)
         return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds, "beyond": beyond}
 
 
@@ -247,15 +247,15 @@ class RunFolder:
     def summaries(self) -> list[dict[str, Any]]:
         """A line for each run, the latest first: finds metrics files, and reads what was added to them."""
         with self._lock:
-            found = []
+            files = []
             for depth in ("*", "*/*"):
                 for path in self.folder.glob(depth + METRICS_SUFFIX):
                     # Regular files only: no links, and no pipes, which would block.
                     if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
-                        found.append((path, path.stat()))
-            found.sort(key=lambda item: item[1].st_mtime, reverse=True)
+                        files.append((path, path.stat()))
+            files.sort(key=lambda item: item[1].st_mtime, reverse=True)
             runs: dict[tuple[Path, int], LiveRun] = {}
-            for path, status in found[:MOST_RUNS]:
+            for path, status in files[:MAX_RUNS]:
                 # A resume rewrites the file.
                 key = (path, status.st_ino)
                 run = self._runs.get(key)
@@ -264,7 +264,7 @@ class RunFolder:
                     run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
                 with contextlib.suppress(OSError):
                     run.read_new_lines()
-                del run.samples[:-MOST_SAMPLES]
+                del run.samples[:-MAX_SAMPLES]
                 run.changed_at = status.st_mtime
                 runs[key] = run
             self._runs = runs
@@ -286,7 +286,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
         request: dict[str, Any] = {
             "seed": seed(str(fields["seed"])),
             "sampling": Sampling(
-                max_new_tokens=positive(int, MOST_NEW_TOKENS)(str(fields["max_new_tokens"])),
+                max_new_tokens=positive(int, MAX_NEW_TOKENS)(str(fields["max_new_tokens"])),
                 temperature=temperature(str(fields["temperature"])),
                 top_p=share(str(fields["top_p"])),
             ),
@@ -361,7 +361,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._begin("text/html", self.server.page)
         elif self.path == "/api/model":
-            about: dict[str, Any] = {"most_new_tokens": MOST_NEW_TOKENS, "folder": for_page(str(runs.folder))}
+            about: dict[str, Any] = {"most_new_tokens": MAX_NEW_TOKENS, "folder": for_page(str(runs.folder))}
             if (model := self.server.model) is not None:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
                 about.update(name=model.name, parameters=parameters, can_chat=model.chat is not None)
@@ -416,11 +416,11 @@ class Handler(BaseHTTPRequestHandler):
         # Browsers may omit it in a GET, whose answer other pages cannot read. With a POST they send it.
         return self.command == "GET"
 
-    def _send_line(self, record: dict[str, Any]) -> None:
+    def _send_line(self, fields: dict[str, Any]) -> None:
         """Send a line of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
         if self.server.is_ending.is_set():
             raise ConnectionError
-        self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self.wfile.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
 
     def _answer(self, value: object) -> None:
         self._begin("application/json", json.dumps(value, allow_nan=False).encode())

@@ -20,7 +20,6 @@ from dataset import embedded_corpus, embedded_questions
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
-from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.pretrain.settings import PretrainSettings
@@ -34,7 +33,6 @@ PARSERS = {
     "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
     "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
     **{f"scripts/{name}.py": parser for name, parser in script_arguments.PARSERS.items()},
-    "scripts/inspect_data.py": partial(SettingsParser, inspect_data.InspectSettings),
 }
 
 

@@ -67,11 +67,13 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     )  # fmt: skip
     store, plan = plan_of(kind)
     assembler = Assembler(store)
-    schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
+    schedule = UpdateSchedule(
+        plan.n_rows, batch_size * accumulation_steps * ranks.world_size, batch_size, ranks.world_size
+    )
     for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
         totals = plan.totals(first, end)
-        is_last = micro == schedule.micro_batches(update) - 1
+        is_last = micro == schedule.micro_batches(end - first) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)
         elif engine.is_sharded:

@@ -20,7 +20,6 @@ device, and the host learns an update's outcome while the next one runs. Other o
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,14 +28,13 @@ import torch
 import torch.distributed as dist
 
 from common.processes import stop_signals
-from dataset.loader import UpdateSchedule
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
 from trainer.reducer import Reducer, make_reducer
-from trainer.settings import NONE, OptimizerSettings, RunSettings
+from trainer.settings import NONE, OptimizerSettings
 from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
 from trainer.snapshot import snapshot
 
@@ -64,24 +62,6 @@ class Update(NamedTuple):
     last_step: int
     # trained tokens
     targets: int
-
-
-def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
-    """Rows of an update over all ranks."""
-    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
-    return settings.rows_per_update or rows
-
-
-def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
-    """Distribution of an epoch's rows, from start_row on."""
-    if settings.rows_per_update:
-        micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
-        # Micro-batches of equal size: if all but the last were full, some ranks might have no rows in the last one.
-        rows_of_rank = math.ceil(settings.rows_per_update / (micro_batches * ranks.world_size))
-    else:
-        micro_batches = settings.accumulation_steps
-        rows_of_rank = ranks.rows_of(settings.batch_size)
-    return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 
 class Outcome(NamedTuple):

@@ -30,6 +30,7 @@ import torch
 
 from dataset.loader import MakesBatches
 from dataset.store.token_store import DigestCheck
+from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
@@ -242,6 +243,7 @@ class Job(ABC):
     """
 
     settings: RunSettings
+    batching: Batching
     # model, optimisers and loss
     engine: Engine
     # assembler[recipe] is a batch; worker processes get copies of the assembler

@@ -22,7 +22,7 @@ from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.advice import OUT_OF_MEMORY_ADVICE
-from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
+from trainer.engine import LOADER_FAILED, Outcome, Update
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
@@ -65,6 +65,7 @@ class Trainer:
         self.device = run_context.device
         self.signals = run_context.signals
         self.engine = job.engine
+        self.batching = job.batching
         self.reporter = Reporter(self.ranks.is_main)
         if self.engine.graphs is not None:
             self.engine.graphs.say = self.reporter.say
@@ -150,12 +151,12 @@ class Trainer:
             notices = [*self.run_context.notices, *overview.notices, *self.job.compile_model(overview)]
         if self.engine.is_sharded:
             notices.append(f"{self.ranks.world_size} ranks share the weights, gradients and optimiser states")
-        schedule = schedule_of(self.settings, self.ranks, overview.plan.n_rows)
-        updates = schedule.n_updates * self.length.epochs
+        updates_of_epoch = self.batching.schedule(overview.plan.n_rows).n_updates
+        updates = updates_of_epoch * self.length.epochs
         if self.length.last_update < UNLIMITED:
             updates = int(self.length.last_update)
-            self.length.epochs = math.ceil(updates / schedule.n_updates)
-        line, start = lines.describe(self.job, overview, self.run_context, schedule, updates)
+            self.length.epochs = math.ceil(updates / updates_of_epoch)
+        line, start = lines.describe(self.job, overview, self.run_context, updates)
         for text in (*overview.lines, line):
             self.reporter.say(text)
         self.reporter.record(self.progress, start)
@@ -229,7 +230,7 @@ class Trainer:
         self.length.epochs = max(self.length.epochs, progress.epoch + 1)
         with self.stopwatch.paused(), wait_for_all_ranks(self.ranks):
             plan = self.job.plan(progress.epoch)
-            schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
+            schedule = self.batching.schedule(plan.n_rows, progress.row)
         epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         self.current_epoch = epoch
         self.signals.arm()
@@ -241,7 +242,7 @@ class Trainer:
             raise LoaderError("no first batch, on this rank or another: `fit` raises the loader's own error")
         for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
-            first_step = number_in_epoch * schedule.accumulation_steps
+            first_step = number_in_epoch * self.batching.micro_batches
             totals = plan.totals(first_row, end_row)
             update = Update(
                 number=progress.update + 1,
@@ -370,12 +371,12 @@ class Trainer:
         since the last line. step: within the epoch, from 0.
         """
         progress, interval = self.progress, self.settings.log_interval
-        accumulation_steps = epoch.schedule.accumulation_steps
+        micro_batches = self.batching.micro_batches
         is_due = step % interval == 0
         if self.job.evaluation.counts_updates:
-            update_number, micro_batch = divmod(step, accumulation_steps)
+            update_number, micro_batch = divmod(step, micro_batches)
             # A line covers whole updates.
-            is_due = update_number % interval == 0 and micro_batch == accumulation_steps - 1
+            is_due = update_number % interval == 0 and micro_batch == micro_batches - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
         # a collective, though only rank 0 logs
@@ -387,7 +388,7 @@ class Trainer:
         all_updates = self.length.last_update
         if all_updates == UNLIMITED:
             all_updates = epoch.updates_before + epoch.schedule.n_updates * (self.length.epochs - epoch.number)
-        n_steps = int(min(epoch.schedule.n_steps, (all_updates - epoch.updates_before) * accumulation_steps))
+        n_steps = int(min(epoch.schedule.n_steps, (all_updates - epoch.updates_before) * micro_batches))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
         step_seconds = self.stopwatch.seconds_per_step(progress.step)

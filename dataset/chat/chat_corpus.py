@@ -8,7 +8,7 @@ import numpy as np
 
 from common.wording import counted
 from dataset.arrays import Ints
-from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
+from dataset.chat.encoder import Answers, ChatEncoder
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.shares import Source
@@ -34,22 +34,14 @@ class ChatCorpus(Corpus):
     def trains_thoughts(self) -> bool:
         """True if some trained answer has thoughts."""
         for store in self.stores:
-            for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
-                # Thoughts follow a header, which may continue in the next block.
-                ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header) + 1]
-                is_thought = ids[1:] == self.thoughts_begin
-                if is_thought.any() and self.answers.trained(ids[:-1])[is_thought].any():
+            for _, ids, trained in self.answers.blocks(store):
+                if (trained[:-1] & (ids[1:] == self.thoughts_begin)).any():
                     return True
         return False
 
-    @cached_property
-    def _targets(self) -> Ints:
-        """uint32 [documents of the store]: number of trained targets, which shares count."""
+    def _targets_of(self, store: Documents) -> Ints:
         # A document truncated to max_seq_len tokens has one pair less, in rows of both layouts.
-        return self.answers.count(self.store, np.arange(len(self.store)), self.max_seq_len - 1)
-
-    def _has_targets(self, store: Documents, documents: Ints) -> bool:
-        return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
+        return self.answers.count(store, self.max_seq_len - 1)
 
     def _epoch_plan(self, documents: Ints, epoch: int, trained_pairs: Ints | None = None) -> RowPlan:
         """As in the base class, without conversations that have no trained target."""
@@ -61,7 +53,7 @@ class ChatCorpus(Corpus):
         longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
             return []
-        total = self.answers.count(self.store, longer, int(lengths.max()))
+        total = self.answers.count(self.store, int(lengths.max()))[longer]
         trained = self._targets[longer]
         lost = int(total.sum(dtype=np.int64)) - int(trained.sum(dtype=np.int64))
         return [

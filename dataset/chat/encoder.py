@@ -90,12 +90,11 @@ class Answers:
 
     def _before_header(self, ids: Ints, token: int) -> Ints:
         """Positions of `token` with the whole header after it."""
-        places = np.flatnonzero(ids == token)
-        has_header = places + len(self.header) < len(ids)
+        positions = np.flatnonzero(ids == token)
+        positions = positions[positions + len(self.header) < len(ids)]
         for number, header_id in enumerate(self.header, 1):
-            at = np.minimum(places + number, len(ids) - 1)
-            has_header &= ids[at] == header_id
-        return places[has_header]
+            positions = positions[ids[positions + number] == header_id]
+        return positions
 
     def restore_turn_starts(self, ids: Ints) -> Ints:
         """The ids as the model reads them: each turn starts with <|im_start|>."""
@@ -116,19 +115,26 @@ class Answers:
         targets[has_pair] = torch.where(trained, batch.targets[has_pair], IGNORE)
         return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
 
-    def count(self, store: Documents, documents: Ints, most_pairs: int) -> Ints:
-        """uint32 [documents]: number of answer targets among the first `most_pairs` pairs of each."""
-        counts = np.zeros(len(documents), dtype=np.uint32)
-        at_once = max(1, TOKENS_AT_ONCE // most_pairs)
-        for lo in range(0, len(documents), at_once):
-            chosen = np.asarray(documents[lo : lo + at_once], dtype=np.int64)
-            begins = store.offsets[chosen]
-            pairs = np.clip(store.offsets[chosen + 1] - begins - 1, 0, most_pairs)
-            ends = np.cumsum(pairs)
-            source = np.arange(pairs.sum()) + np.repeat(begins - (ends - pairs), pairs)
-            trained_up_to = np.append(0, np.cumsum(self.trained(store.tokens[source])))
-            counts[lo : lo + at_once] = trained_up_to[ends] - trained_up_to[ends - pairs]
-        return counts
+    def blocks(self, store: Documents) -> Iterator[tuple[Ints, Ints, Bools]]:
+        """Yields some consecutive documents of a store at a time: (their offsets from 0, ids, `trained` of these)."""
+        first = 0
+        while first < len(store):
+            # About TOKENS_AT_ONCE in whole documents, at least one
+            end = np.searchsorted(store.offsets, store.offsets[first] + TOKENS_AT_ONCE, side="right") - 1
+            end = max(first + 1, int(end))
+            offsets = store.offsets[first : end + 1]
+            ids = store.tokens[offsets[0] : offsets[-1]]
+            yield offsets - offsets[0], ids, self.trained(ids)
+            first = end
+
+    def count(self, store: Documents, max_pairs: int) -> Ints:
+        """uint32 [documents]: number of answer targets among the first `max_pairs` pairs of each."""
+        counts = []
+        for offsets, _, trained in self.blocks(store):
+            trained_before = np.append(0, np.cumsum(trained))
+            pairs = np.clip(np.diff(offsets) - 1, 0, max_pairs)
+            counts.append(trained_before[offsets[:-1] + pairs] - trained_before[offsets[:-1]])
+        return np.concatenate(counts).astype(np.uint32)
 
 
 class ChatEncoder(DocumentEncoder):

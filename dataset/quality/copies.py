@@ -142,10 +142,10 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
             if not len(others):
                 break
             firsts = members[first[is_other]]
-            found = _similarities(signatures, firsts, others)
-            is_near = found >= NEAR_FROM
+            compared = _similarities(signatures, firsts, others)
+            is_near = compared >= NEAR_FROM
             of[others[is_near]] = firsts[is_near]
-            similarity[others[is_near]] = found[is_near]
+            similarity[others[is_near]] = compared[is_near]
             buckets = buckets[is_other][~is_near]
             members = others[~is_near]
     _cut_chains(signatures, of, similarity, exact)
@@ -167,10 +167,10 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copie
         first = of[of[number]]
         if first == NO_EARLIER:
             continue
-        (found,) = _similarities(signatures, np.array([first]), np.array([number]))
-        is_near = found >= NEAR_FROM
+        (compared,) = _similarities(signatures, np.array([first]), np.array([number]))
+        is_near = compared >= NEAR_FROM
         of[number] = first if is_near else NO_EARLIER
-        similarity[number] = found if is_near else 0
+        similarity[number] = compared if is_near else 0
 
 
 def _first_alike(values: Ints) -> Ints:

@@ -16,7 +16,7 @@ from common.wording import one_line
 from dataset.reading import faults
 from dataset.reading.chat_forms import shape_of
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.faults import BadLine, Found, check_column, too_long
+from dataset.reading.faults import BadLine, RawDocument, check_column, too_long
 from dataset.reading.streams import Stream
 
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
@@ -46,7 +46,7 @@ ARROW_FILE_MAGIC = b"ARROW1"
 END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 
 
-def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+def find_values(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
     """Yields (row number from 1, bytes of its text or fault); for CONVERSATION the bytes of a JSON object with all columns.
 
     pyarrow opens the file itself; `stream` is only moved along, to show progress as for other formats.
@@ -167,19 +167,18 @@ def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[b
     values = column.dictionary if is_dictionary else column
     values = values.view(BYTES_TYPES.get(str(values.type), values.type))
     values.validate(full=True)
-    indices = range(len(values))
     if is_dictionary:
         column.indices.validate(full=True)
-        # Indices are small enough for a Python list, unlike texts.
-        indices = column.indices.to_pylist()
-    for index in indices:
-        if index is not None and not 0 <= index < len(values):
-            raise arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
-        if index is None or not values[index].is_valid:
+        # Errors: for an index out of bounds
+        values = arrow.DictionaryArray.from_arrays(column.indices, values)
+    for scalar in values:
+        if is_dictionary and scalar.is_valid:
+            scalar = scalar.value
+        if not scalar.is_valid:
             yield BadLine("text is null", f"{text_field!r} is a null, not a string")
             continue
         # A buffer points into the batch: its bytes are copied only after its size is checked.
-        buffer = values[index].as_buffer()
+        buffer = scalar.as_buffer()
         yield too_long("value") if buffer.size > faults.MAX_DOCUMENT_BYTES else buffer.to_pybytes()
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from dataset.reading.faults import BadLine
 
-# a JSON object
-Record = dict[str, Any]
+JsonObject = dict[str, Any]
 # (name of a form, names of its fields in a file)
 Shape = tuple[str, ...]
 
@@ -36,20 +35,20 @@ MESSAGES, TEXTS_IN_TURN = "lists of messages", "lists of texts in turn"
 QUESTIONS_WITH_ANSWERS = "questions with answers"
 
 
-def take(record: Record, names: Sequence[str]) -> Any:
-    """The value of the first of the fields that has one, taken out of the record; None if none has."""
-    return next((record.pop(name) for name in names if record.get(name)), None)
+def take(fields: JsonObject, names: Sequence[str]) -> Any:
+    """The value of the first of these fields that has one, taken out; None if none has."""
+    return next((fields.pop(name) for name in names if fields.get(name)), None)
 
 
-def keys_of(record: Record) -> str:
+def keys_of(line: JsonObject) -> str:
     """The first keys of a line, for the user."""
-    return ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+    return ", ".join(repr(key[:80]) for key in list(line)[:5]) or "none"
 
 
-def shape_of(record: Record) -> Shape | None:
+def shape_of(line: JsonObject) -> Shape | None:
     """The form of a line and the names of its fields; None for a line in none of the forms."""
-    list_name = _name_of_list(record)
-    first = record[list_name][0] if list_name else record
+    list_name = _name_of_list(line)
+    first = line[list_name][0] if list_name else line
     if isinstance(first, str):
         return (TEXTS_IN_TURN,)
     # {name in lower case: name}. Merged data sets have null in the fields of the others.
@@ -66,16 +65,16 @@ def shape_of(record: Record) -> Shape | None:
     return (MESSAGES, "role", "content") if is_message else None
 
 
-def messages_of(record: Record, shape: Shape) -> list[Any]:
-    """The messages of a line; what has them is taken out of the record. Errors: BadLine."""
+def messages_of(line: JsonObject, shape: Shape) -> list[Any]:
+    """The messages of a line; what has them is taken out of it. Errors: BadLine."""
     form, *fields = shape
-    turns = [dict(record)]
-    if list_name := _name_of_list(record):
-        turns = record.pop(list_name)
+    turns = [dict(line)]
+    if list_name := _name_of_list(line):
+        turns = line.pop(list_name)
     else:
-        record.clear()
+        line.clear()
     # Merged data sets have both lists, with null or an empty list in one of them, or the same.
-    if (record.pop(LISTS[1], None) or turns) != turns:
+    if (line.pop(LISTS[1], None) or turns) != turns:
         raise BadLine("two conversations", "'conversations' and 'messages' differ: which is meant? Remove one of them")
     if form == TEXTS_IN_TURN:
         return _texts_in_turn(turns)
@@ -88,20 +87,20 @@ def messages_of(record: Record, shape: Shape) -> list[Any]:
     for turn in turns:
         left = dict(turn)
         messages += _question_with_answer(left, *fields)
-        record.update(left)
+        line.update(left)
     return messages
 
 
-def _name_of_list(record: Record) -> str:
+def _name_of_list(line: JsonObject) -> str:
     """The name of the field with the turns; "" if there is none."""
-    return next((name for name in LISTS if isinstance(record.get(name), list) and record[name]), "")
+    return next((name for name in LISTS if isinstance(line.get(name), list) and line[name]), "")
 
 
 def _texts_in_turn(texts: list[Any]) -> list[Any]:
     return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
-def _question_with_answer(turn: Record, question: str, answer: str) -> list[Any]:
+def _question_with_answer(turn: JsonObject, question: str, answer: str) -> list[Any]:
     """The messages of a turn; what has them is taken out of it. All other fields that an answer may have are of its answer."""
     messages: list[Any] = []
     if system := take(turn, SYSTEM_FIELDS):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.wording import counted, one_line
-from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, Record, Shape, keys_of, messages_of, shape_of, take
+from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, JsonObject, Shape, keys_of, messages_of, shape_of, take
 from dataset.reading.faults import BadLine
 
 # `text_field` if a document is a conversation
@@ -50,31 +50,31 @@ READ_AS, LEFT_OUT, FOLLOWED, PASSED_OVER = "read as", "left out", "followed", "p
 MAX_NOTES = 50
 
 
-def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shape | None = None) -> str:
+def text_of_conversation(line: JsonObject, notes: Notes | None = None, shape: Shape | None = None) -> str:
     """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" if the line is to be left out.
 
     notes: gets what is to be said of the line. shape: that of the file's first line. Errors: BadLine.
     """
     # A flag or a score of such a name compares nothing.
-    if any(isinstance(value, str | list | dict) and value and COMPARED.fullmatch(key) for key, value in record.items()):
+    if any(isinstance(value, str | list | dict) and value and COMPARED.fullmatch(key) for key, value in line.items()):
         raise BadLine(
             "preferences",
             "preference data (chosen and rejected, or the like): it compares answers, for DPO or a reward model, which are not "
             'trained here; to fine-tune on the better answers alone, write each as {"messages": [...]}',
         )
-    own_shape = shape_of(record)
-    if own_shape is None:
+    line_shape = shape_of(line)
+    if line_shape is None:
         raise BadLine(
             "no conversation",
-            f"no list of messages in 'conversations' or 'messages', and no question with its answer (the keys: {keys_of(record)}); "
+            f"no list of messages in 'conversations' or 'messages', and no question with its answer (the keys: {keys_of(line)}); "
             'expected: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value '
             "(ShareGPT), instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
         )
-    if shape not in (None, own_shape):
-        raise BadLine("another shape", f"{name_of_shape(own_shape)}, where the first line has {name_of_shape(shape)}")
+    if shape not in (None, line_shape):
+        raise BadLine("another shape", f"{name_of_shape(line_shape)}, where the first line has {name_of_shape(shape)}")
     notes = Counter() if notes is None else notes
     # What is read is taken out, so what remains is passed over.
-    left = dict(record)
+    left = dict(line)
     for name in (*DESIRABLE, *WEIGHTS):
         is_wanted = YES_OR_NO.get(str(left.get(name)).lower())
         # A label of 0 or 1 may be a class.
@@ -87,32 +87,31 @@ def text_of_conversation(record: Record, notes: Notes | None = None, shape: Shap
     tools = _listed(take(left, TOOL_FIELDS), "tools")
     trains_last_only = isinstance(left.get("mask_history"), bool) and left.pop("mask_history")
     system = take(left, SYSTEM_FIELDS)
-    read = record.keys() - left.keys()
-    raw = messages_of(left, own_shape)
+    read = line.keys() - left.keys()
+    messages: list[JsonObject] = []
     remaining = [left]
-    if system:
-        raw.insert(0, {"role": "system", "content": system})
-    messages: list[Record] = []
-    for number, message in enumerate(raw, 0 if system else 1):
+    for number, message in enumerate(messages_of(left, line_shape), 1):
         left = dict(message) if isinstance(message, dict) else {}
         messages.append(checked_message(left, number))
         if messages[-1]["role"] == "system" and not tools:
             tools = _listed(take(left, TOOL_FIELDS), f"message {number}: tools")
         read |= message.keys() - left.keys()
         remaining.append(left)
-    if system and any(message["role"] == "system" and message != messages[0] for message in messages):
-        raise BadLine("two system messages", "'system' of the line and its system message differ: remove one")
-    if system and messages[1:2] == messages[:1]:
-        del messages[0]
+    if system:
+        first = checked_message({"role": "system", "content": system}, 0)
+        if any(message["role"] == "system" and message != first for message in messages):
+            raise BadLine("two system messages", "'system' of the line and its system message differ: remove one")
+        if messages[:1] != [first]:
+            messages.insert(0, first)
     answers = [message for message in messages if message["role"] == "assistant"]
     for answer in answers[:-1] if trains_last_only else []:
         answer["weight"] = 0
     if not any(map(is_trained, answers)):
         raise BadLine("no answer", "no assistant message says or calls anything, or all have the weight 0")
-    conversation: Record = {"messages": messages}
+    conversation: JsonObject = {"messages": messages}
     if tools:
         conversation["tools"] = tools
-    seen = {(READ_AS, name_of_shape(own_shape)), *((FOLLOWED, name) for name in FOLLOWED_FIELDS & read)}
+    seen = {(READ_AS, name_of_shape(line_shape)), *((FOLLOWED, name) for name in FOLLOWED_FIELDS & read)}
     for left in remaining:
         seen |= {(PASSED_OVER, name) for name, value in left.items() if value not in (None, "", [], {})}
     add_notes(notes, dict.fromkeys(sorted(seen), 1))
@@ -139,7 +138,7 @@ def report_of(notes: Notes) -> list[str]:
     return [f"{happened}: {', '.join(names)}" for happened, names in fields.items() if names]
 
 
-def is_trained(answer: Record) -> bool:
+def is_trained(answer: JsonObject) -> bool:
     """True if a message of the assistant is trained. answer: as `text_of_conversation` writes it."""
     return bool(answer.get("weight", 1))
 
@@ -157,7 +156,7 @@ def conversation_text(text: str) -> str:
     return "\n".join(part for part in said if part)
 
 
-def checked_message(message: Record, number: int) -> Record:
+def checked_message(message: JsonObject, number: int) -> JsonObject:
     """A message with only the fields that the template reads, which are taken out of `message`."""
     name = message.pop("role", None)
     role = ROLES.get(str(name).lower())
@@ -173,7 +172,7 @@ def checked_message(message: Record, number: int) -> Record:
     thoughts = (take(message, THOUGHT_FIELDS) or "") if role == "assistant" else ""
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
-    checked: Record = {"role": role, "content": "".join(texts)}
+    checked: JsonObject = {"role": role, "content": "".join(texts)}
     # Only answers are trained, so a 1 elsewhere is passed over. Other values of these names, but of "weight", mean something else.
     allowed = (0, 1) if role == "assistant" else (0,)
     weights = [message.pop(name) for name in WEIGHTS if message.get(name) in allowed]
@@ -202,7 +201,7 @@ def _text_of_part(part: Any) -> Any:
     return part.get("text", part.get("value")) if part.get("type") in TEXT_PARTS else None
 
 
-def _checked_call(call: Record, number: int) -> Record:
+def _checked_call(call: JsonObject, number: int) -> JsonObject:
     """{"name": ..., "arguments": ...} of a call to a function."""
     function = call.get("function") or call
     try:
@@ -217,7 +216,7 @@ def _checked_call(call: Record, number: int) -> Record:
     return {"name": name, "arguments": arguments}
 
 
-def _listed(value: Any, what: str) -> list[Record]:
+def _listed(value: Any, what: str) -> list[JsonObject]:
     """A list of objects, or of the one that is given by itself, possibly as a JSON string; empty if there is none."""
     try:
         if isinstance(value, str):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.faults import BadLine, Found, check_column, too_long
+from dataset.reading.faults import BadLine, RawDocument, check_column, too_long
 from dataset.reading.streams import BOM, LineReader, Stream
 
 
@@ -20,7 +20,7 @@ from dataset.reading.streams import BOM, LineReader, Stream
 #    counts the bytes of the current row, and `lines_of_row` raises BadLine inside the module's own loop.
 # 3. Recovery from a fault. A generator that has raised is finished, and the module holds half a row. Both are replaced;
 #    the LineReader stays, so the next row starts after the last line that was read.
-def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Found]:
+def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[RawDocument]:
     """Yields (first line of a row, bytes of its text or fault).
 
     Errors: DataError if no header has the column.

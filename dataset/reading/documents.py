@@ -29,7 +29,7 @@ from dataset.reading.faults import (
     BadLine,
     BadLines,
     Fault,
-    Found,
+    RawDocument,
     refuse_other_content,
     skip_or_raise,
     text_of,
@@ -45,7 +45,7 @@ SAMPLE = 100_000
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
-# Behind the end of the line before, by which they are found fast
+# Behind the end of the line before, for a fast search
 BLANK_LINES = rb"\n(?:(?:\xef\xbb\xbf)?\s*\n)++"
 
 
@@ -75,11 +75,11 @@ def is_chat_file(path: Path, text_field: str) -> bool:
     """True if the first object of a file has no text and is a conversation."""
     # Faults are reported when all lines are read. Some kinds of files have no chats.
     with contextlib.suppress(DataError, StopIteration):
-        for _, raw in next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES)).found:
+        for _, raw in next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES)).raw_documents:
             with contextlib.suppress(BadLine):
                 if isinstance(raw, bytes):
-                    record = object_of_line(raw, CONVERSATION)
-                    return text_field not in record and shape_of(record) is not None
+                    fields = object_of_line(raw, CONVERSATION)
+                    return text_field not in fields and shape_of(fields) is not None
     return False
 
 
@@ -104,7 +104,7 @@ class Block:
     """Some documents of a file, small enough to be held and handed to another process."""
 
     path: Path
-    found: list[Found]
+    raw_documents: list[RawDocument]
     # bytes of the file that this block took, for progress
     source_bytes: int
     document_end: str | None
@@ -117,11 +117,10 @@ class Block:
         decode = _format_of(self.path, self.document_end).text_of
         if text_field == CONVERSATION:
             decode = partial(text_of_line, notes=self.notes, shape=self.shape)
-        for line, raw in self.found:
-            if isinstance(raw, BadLine):
-                yield line, raw
-                continue
+        for line, raw in self.raw_documents:
             try:
+                if isinstance(raw, BadLine):
+                    raise raw
                 text = decode(raw, text_field)
             except BadLine as bad:
                 yield line, bad
@@ -133,14 +132,14 @@ class Block:
 def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end: str | None = None) -> Iterator[Block]:
     """The blocks of a file in order, each of about `max_bytes` at most. document_end: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
-    of_chats = text_field == CONVERSATION
-    if of_chats and kind.suffix not in (*OBJECTS, *CORPORA):
+    has_chats = text_field == CONVERSATION
+    if has_chats and kind.suffix not in (*OBJECTS, *CORPORA):
         raise DataError(
             f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed, .parquet and .arrow; name "
             "those alone, by their own paths or by a pattern"
         )
     find = _format_of(path, document_end).find
-    found: list[Found] = []
+    raw_documents: list[RawDocument] = []
     shape: Shape | None = None
     size = 0
     done = 0
@@ -148,21 +147,22 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
     with open_stream(path, kind.compression) as (stream, file):
         refuse_other_content(stream.peek(64)[:64], path)
         for line, raw in find(stream, str(path), text_field):
-            found.append((line, raw))
-            if of_chats and shape is None and isinstance(raw, bytes):
-                with contextlib.suppress(BadLine):
-                    shape = shape_of(object_of_line(raw, text_field))
-            size += len(raw) if isinstance(raw, bytes) else 0
-            if size >= max_bytes or len(found) >= BLOCK_DOCUMENTS:
-                yield Block(path, found, file.tell() - done, document_end, shape)
-                found = []
+            raw_documents.append((line, raw))
+            if isinstance(raw, bytes):
+                size += len(raw)
+                if has_chats and shape is None:
+                    with contextlib.suppress(BadLine):
+                        shape = shape_of(object_of_line(raw, text_field))
+            if size >= max_bytes or len(raw_documents) >= BLOCK_DOCUMENTS:
+                yield Block(path, raw_documents, file.tell() - done, document_end, shape)
+                raw_documents = []
                 size = 0
                 done = file.tell()
-        if found:
-            yield Block(path, found, file.tell() - done, document_end, shape)
+        if raw_documents:
+            yield Block(path, raw_documents, file.tell() - done, document_end, shape)
 
 
-def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
     """The lines of a .jsonl that are not blank."""
     lines = LineReader(stream, faults.MAX_DOCUMENT_BYTES)
     while (line := lines.read_line()) != b"":
@@ -174,13 +174,13 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
             yield lines.number, line
 
 
-def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
     """The whole text file."""
     raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
     yield 1, too_long("text file, read whole without --split_text,") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
 
 
-def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Pattern[bytes]) -> Iterator[Found]:
+def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Pattern[bytes]) -> Iterator[RawDocument]:
     """The parts of a text file, each with its first line's number. Errors: DataError for one that is too long."""
     # A line end before blank lines belongs to the part before, and their last one may be the one before further ones.
     shared = int(separator.pattern == BLANK_LINES)
@@ -191,10 +191,10 @@ def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Patte
     while more := stream.read(min(max(len(data), CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1 - len(data))):
         data += more
         begin = shared
-        for found in separator.finditer(data):
-            yield line, data[begin : found.start() + shared]
-            line += data.count(b"\n", begin, found.end())
-            begin = found.end()
+        for match in separator.finditer(data):
+            yield line, data[begin : match.start() + shared]
+            line += data.count(b"\n", begin, match.end())
+            begin = match.end()
         data = data[begin - shared :]
         if len(data) > faults.MAX_DOCUMENT_BYTES:
             raise DataError(f"{path}:{line}: {too_long('part of the text').args[1]}")
@@ -215,12 +215,12 @@ def _text_of_piece(raw: bytes, text_field: str) -> str:
 class Format(NamedTuple):
     """How the files of a kind are read.
 
-    find     (decompressed stream, path, text field) -> Found for each document, lazily, in memory that
+    find     (decompressed stream, path, text field) -> RawDocument for each document, lazily, in memory that
              does not grow with the file
     text_of  (bytes from `find`, text field) -> the text; None or "" if there is none. Errors: BadLine
     """
 
-    find: Callable[[Stream, str, str], Iterator[Found]]
+    find: Callable[[Stream, str, str], Iterator[RawDocument]]
     text_of: Callable[[bytes, str], str | None]
 
 

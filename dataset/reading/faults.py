@@ -33,7 +33,7 @@ class BadLine(Exception):
 
 # (line or row from 1, bytes of a document or a fault), as every reader yields them.
 # Faults are yielded like documents, so that the caller decides whether one ends the run or is counted.
-Found = tuple[int, bytes | BadLine]
+RawDocument = tuple[int, bytes | BadLine]
 
 
 def too_long(what: str, max_bytes: int | None = None) -> BadLine:
@@ -81,8 +81,8 @@ def text_of(raw: bytes, text_field: str = "") -> str:
         raise not_utf8(raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
-def check_column(text_field: str, names: Sequence[str], place: str, is_chat: bool = False) -> None:
-    """Errors: DataError, starting with `place`, unless exactly one column of a table has the name. is_chat: of conversations."""
+def check_column(text_field: str, names: Sequence[str], where: str, is_chat: bool = False) -> None:
+    """Errors: DataError, starting with `where`, unless exactly one column of a table has the name. is_chat: of conversations."""
     if names.count(text_field) == 1:
         return
     shown = ", ".join(name[:40] for name in names[:8])
@@ -98,7 +98,7 @@ def check_column(text_field: str, names: Sequence[str], place: str, is_chat: boo
     elif len(names) == 1 and re.search("[;,\t]", shown):
         advice = "separate columns by commas, in a .tsv by tabs (or rename the file)"
     what = "no column" if text_field not in names else "more than one column"
-    raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
+    raise DataError(f"{where}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
 
 def refuse_other_content(beginning: bytes, path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.chat_forms import LISTS, Record, Shape, keys_of, shape_of
+from dataset.reading.chat_forms import LISTS, JsonObject, Shape, keys_of, shape_of
 from dataset.reading.conversations import CONVERSATION, Notes, text_of_conversation
-from dataset.reading.faults import BadLine, Found, not_utf8, too_long
+from dataset.reading.faults import BadLine, RawDocument, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # `text_field` for objects of any form, as in evaluation sets
@@ -29,6 +29,7 @@ VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
 # A whole string, a bracket, or the quote of a string whose end is not yet read.
 STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 ARRAY_OF_STRINGS = re.compile(rb'\s*\[\s*"')
+DEPTH_CHANGE = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
 # end of a number, true, false, null, or any other bare word
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
@@ -48,18 +49,18 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape:
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
-    record = object_of_line(raw, text_field)
+    fields = object_of_line(raw, text_field)
     if text_field == ANY_TEXT:
         # Already decoded once, so it is UTF-8.
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
-        text = text_of_conversation(record, notes, shape)
-    elif text_field in record:
-        text = record[text_field]
+        text = text_of_conversation(fields, notes, shape)
+    elif text_field in fields:
+        text = fields[text_field]
     else:
-        is_chat = shape_of(record) is not None
+        is_chat = shape_of(fields) is not None
         advice = "these are conversations, which train_sft.py reads" if is_chat else "--text_field names another one"
-        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(record)}; {advice})")
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(fields)}; {advice})")
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
         raise BadLine(kind, f"{text_field!r} is {JSON_TYPES.get(type(text), 'a number')}, not a string")
@@ -73,31 +74,31 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, shape:
     return text
 
 
-def object_of_line(raw: bytes, text_field: str) -> Record:
+def object_of_line(raw: bytes, text_field: str) -> JsonObject:
     """The JSON object of a line; a list of messages becomes one. Errors: BadLine."""
     if text_field == CONVERSATION and len(raw) > faults.MAX_CONVERSATION_BYTES:
         raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
-    record = record_of_line(raw.removeprefix(BOM).strip(WHITE_SPACE))
-    if text_field == CONVERSATION and isinstance(record, list):
-        record = {LISTS[0]: record}
-    if not isinstance(record, dict):
-        kind = JSON_TYPES.get(type(record), "a number")
+    fields = value_of_line(raw.removeprefix(BOM).strip(WHITE_SPACE))
+    if text_field == CONVERSATION and isinstance(fields, list):
+        fields = {LISTS[0]: fields}
+    if not isinstance(fields, dict):
+        kind = JSON_TYPES.get(type(fields), "a number")
         raise BadLine("not an object", f"{kind} where an object with a {text_field!r} is expected")
     if text_field == CONVERSATION:
-        record = {name: _turns(value) if name in LISTS else value for name, value in record.items()}
-    return record
+        fields = {name: _turns(value) if name in LISTS else value for name, value in fields.items()}
+    return fields
 
 
 def _turns(value: Any) -> Any:
     """A list of turns, which tables may have as JSON, or as an object of lists. Errors: BadLine."""
     if isinstance(value, str) and value.startswith("["):
-        value = record_of_line(value.encode("utf-8", "surrogatepass"))
+        value = value_of_line(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=False)]
     return value
 
 
-def record_of_line(raw: bytes) -> object:
+def value_of_line(raw: bytes) -> object:
     """The JSON value of a line without its byte-order mark. Errors: BadLine."""
     # Counted first, since json cannot be stopped midway: a few hundred megabytes of `[],[],[]` would become gigabytes of
     # Python objects.
@@ -110,14 +111,14 @@ def record_of_line(raw: bytes) -> object:
         # The last character is incomplete: the writer was interrupted, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
-        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x}, byte {error.start + 1} of the record") from None
+        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x}, byte {error.start + 1} of its JSON") from None
     except json.JSONDecodeError as error:
         # NULs, as after a full disk
         if b"\0" in raw:
-            raise BadLine("NUL byte", f"byte {raw.index(0) + 1} of the record is NUL") from None
+            raise BadLine("NUL byte", f"byte {raw.index(0) + 1} of its JSON is NUL") from None
         reason = error.msg.removesuffix(" at")
         kind = KINDS.get(reason, "cut line" if error.pos == len(error.doc) else "not JSON")
-        raise BadLine(kind, f"{kind}: {reason} at character {error.pos + 1} of the record") from None
+        raise BadLine(kind, f"{kind}: {reason} at character {error.pos + 1} of its JSON") from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
@@ -126,27 +127,25 @@ def record_of_line(raw: bytes) -> object:
 def end_of_value(data: bytes, at: int) -> int | None:
     """The end of the value that starts at data[at]; None if it is beyond `data`. A stray bracket is a value of one byte."""
     if data[at : at + 1] not in (b"{", b"[", b'"'):
-        found = END_OF_SCALAR.search(data, at + 1)
-        return found.start() if found else None
+        match = END_OF_SCALAR.search(data, at + 1)
+        return match.start() if match else None
     depth = 0
-    for found in STRUCTURE.finditer(data, at):
-        mark = found.group()
+    for match in STRUCTURE.finditer(data, at):
+        mark = match.group()
         if mark == b'"':
             return None
-        if mark in (b"{", b"["):
-            depth += 1
-        elif mark in (b"}", b"]"):
-            depth -= 1
+        # A whole string leaves the depth as it is.
+        depth += DEPTH_CHANGE.get(mark, 0)
         # A bare string ends with its quote, at depth 0.
         if depth <= 0:
-            return found.end()
+            return match.end()
     return None
 
 
 # The file is never held whole. Counting the brackets outside strings finds the end of each value, and json decodes values
 # one by one: a fault in one does not affect the next. Commas may be missing or doubled: they are not needed to separate
 # values.
-def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
     """Yields (first line of a value, its bytes or fault) of a `.json`.
 
     Errors: DataError for a value that is too long.
@@ -159,17 +158,17 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     in_array = False
     has_texts = ARRAY_OF_STRINGS.match(data, at) is not None
     while True:
-        found = NOT_BLANK.search(data, at)
-        end = found.start() if found else len(data)
-        line += data.count(b"\n", at, end)
-        at = end
-        if found is None:
+        match = NOT_BLANK.search(data, at)
+        begin = match.start() if match else len(data)
+        line += data.count(b"\n", at, begin)
+        at = begin
+        if match is None:
             data = stream.read(CHUNK_BYTES)
             at = 0
             if not data:
                 break
             continue
-        byte = found.group()
+        byte = match.group()
         if is_first and byte == b"[":
             in_array = True
             at += 1
@@ -178,22 +177,22 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
             in_array = byte == b","
             at += 1
         else:
-            while (end_of := end_of_value(data, at)) is None:
+            while (end := end_of_value(data, at)) is None:
                 size = len(data) - at
                 if size > faults.MAX_DOCUMENT_BYTES:
                     raise DataError(f"{path}:{line}: {too_long('JSON value').args[1]}")
                 # As much again: `data` is scanned again, so each byte about twice in all.
                 more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1 - size))
                 if not more:
-                    end_of = len(data)
+                    end = len(data)
                     break
                 data = data[at:] + more
                 at = 0
-            value = data[at:end_of]
+            value = data[at:end]
             is_text = has_texts and byte == b'"'
             yield line, b"{%s: %s}" % (json.dumps(text_field).encode(), value) if is_text else value
-            line += data.count(b"\n", at, end_of)
-            at = end_of
+            line += data.count(b"\n", at, end)
+            at = end
         is_first = False
     if in_array:
         yield line, BadLine("cut line", "the file ends before its JSON array does")

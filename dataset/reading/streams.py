@@ -121,10 +121,10 @@ class _Members(io.RawIOBase):
             if self.decoder.eof:
                 self.compressed = self.decoder.unused_data
                 self.decoder = None
-        given = self.ready[: len(buffer)]
-        buffer[: len(given)] = given
-        self.ready = self.ready[len(given) :]
-        return len(given)
+        size = min(len(buffer), len(self.ready))
+        buffer[:size] = self.ready[:size]
+        self.ready = self.ready[size:]
+        return size
 
 
 # `for line in file` holds a whole line, and a compressed megabyte can be a line of a gigabyte. Here `readline` always has

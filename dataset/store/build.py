@@ -112,11 +112,11 @@ def open_or_build(
     choices = [choose_files(path, text_suffixes, cache_dir) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
     document_end = split_text or encoder.document_end
-    places = candidate_folders(paths[0], files[0], cache_dir)
+    folders = candidate_folders(paths[0], files[0], cache_dir)
     with user_errors():
         stats = stats_of(files)
         hashed_at = time.time()
-        known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
+        known = {tuple(stat): digest for folder in folders for *stat, digest in read_hashes(folder)}
         hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
         digests = known | hashed
         data = []
@@ -130,50 +130,51 @@ def open_or_build(
         key = digest_of_json([key, CHAT_VERSION])
     source = _source_name(Path(paths[0]))
     name = f"{source}-{key[:16]}"
-    store = next(filter(None, (open_store(place / name) for place in places)), None)
+    store = next(filter(None, (open_store(folder / name) for folder in folders)), None)
     if store is None:
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
-        place = first_writable(places)
+        folder = first_writable(folders)
         try:
-            with _locked_build_folder(place, source, progress) as temporary:
+            with _locked_build_folder(folder, source, progress) as temporary:
                 # Another process may have built it while this one waited.
-                store = open_store(place / name, report=True)
+                store = open_store(folder / name, report=True)
                 if store is None:
                     # Before hours of tokenising
                     texts = plain_texts(files, text_field, skip_bad_lines, document_end)
                     losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
-                    with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
+                    with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
                         _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
                         notes = [f"{source}: {note}" for note in report_of(writer.notes)]
                         notes += losses if encoder.should_keep_text else []
                         writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
-                    sync_folder(place)
-                    store = TokenStore(place / name)
+                    sync_folder(folder)
+                    store = TokenStore(folder / name)
         except OSError as error:
             raise DataError(
-                f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
+                f"{error.filename or folder}: {error.strerror or error}; --cache_dir names another folder for the token store"
             ) from error
     if hashed:
-        renewed = {stat[0] for stat in hashed}
-        entries = [entry for entry in read_hashes(store.folder.parent) if entry[0] not in renewed]
-        for (path, size, modified, changed, inode), digest in hashed.items():
+        entries = {entry[0]: entry for entry in read_hashes(store.folder.parent)}
+        for stat, digest in hashed.items():
+            path, _, modified, changed, _ = stat
             # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
             # was read could be written again within one time stamp: it is hashed again at the next start.
             if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
-                entries.append([path, size, modified, changed, inode, digest])
+                entries[path] = [*stat, digest]
+        listed = list(entries.values())
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
-            out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
+            out.write(json.dumps({"files": listed, "sha256": digest_of_json(listed)}).encode())
     store.files = files
-    store.places = places
+    store.cache_folders = folders
     store.notices += [line for _, lines in choices for line in lines]
     return store
 
 
-def read_hashes(place: Path) -> list[list[Any]]:
+def read_hashes(folder: Path) -> list[list[Any]]:
     """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none if it is damaged."""
-    content = read_json(place / "hashes.json")
+    content = read_json(folder / "hashes.json")
     if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
         return []
     entries: list[list[Any]] = content["files"]
@@ -181,20 +182,20 @@ def read_hashes(place: Path) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[Path]:
+def _locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[Path]:
     """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
     # An unmistakable name: other programs may use this folder too, such as the home directory.
-    temporary = place / f".{source}.store-under-way"
+    temporary = folder / f".{source}.store-under-way"
     lock = file_lock(temporary.with_suffix(".store-lock"))
     try:
         held = lock.acquire(timeout=1)
     except Timeout:
         # No message from ranks that wait for another rank of their own run.
         if progress:
-            announce(f"waiting for another process that builds {place / source}")
+            announce(f"waiting for another process that builds {folder / source}")
         held = lock.acquire()
     with held:
-        for left in place.glob(".*.store-under-way"):
+        for left in folder.glob(".*.store-under-way"):
             # A build in progress holds the lock of its source.
             if left != temporary:
                 with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
@@ -416,14 +417,14 @@ def open_store(folder: Path, report: bool = False) -> TokenStore | None:
         return None
 
 
-def first_writable(places: list[Path]) -> Path:
+def first_writable(folders: list[Path]) -> Path:
     """The first writable folder. Errors: DataError if there is none."""
-    for place in places:
+    for folder in folders:
         with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
                 pass
-            if place != places[0]:
-                announce(f"{places[0]} cannot be written to: using {place}")
-            return place
-    raise DataError(f"{places[0]} cannot be written to; --cache_dir names a folder for the token store")
+            if folder != folders[0]:
+                announce(f"{folders[0]} cannot be written to: using {folder}")
+            return folder
+    raise DataError(f"{folders[0]} cannot be written to; --cache_dir names a folder for the token store")

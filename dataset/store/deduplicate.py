@@ -69,24 +69,24 @@ def _near_or_exact(
 ) -> Bools:
     """The copies of either kind, cached by an earlier start or found now."""
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
-    for place in stores[0].places:
+    for folder in stores[0].cache_folders:
         # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
         with contextlib.suppress(Exception):
-            found: Bools = np.load(place / name, allow_pickle=False)["is_copy"]
-            return found
-    place = first_writable(stores[0].places)
+            cached: Bools = np.load(folder / name, allow_pickle=False)["is_copy"]
+            return cached
+    folder = first_writable(stores[0].cache_folders)
     # Commands that start together all search, with the same result.
     begin = time.monotonic()
-    shown = options.get("progress", True)
-    if shown:
+    has_progress = options.get("progress", True)
+    if has_progress:
         announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
-    how = options.get("text_field", "text"), options.get("split_text")
-    found_texts = chain.from_iterable(stored_texts(store, store.files, encoder, *how) for store in stores)
-    texts = (text for _, _, text in found_texts)
-    is_copy = near_copies(enumerate(texts), exact, place).of != NO_EARLIER
-    with atomic_file(place / name) as file:
+    text_field, split_text = options.get("text_field", "text"), options.get("split_text")
+    of_stores = (stored_texts(store, store.files, encoder, text_field, split_text) for store in stores)
+    texts = (text for _, _, text in chain.from_iterable(of_stores))
+    is_copy = near_copies(enumerate(texts), exact, folder).of != NO_EARLIER
+    with atomic_file(folder / name) as file:
         np.savez(file, is_copy=is_copy)
-    if shown:
+    if has_progress:
         near = int(is_copy.sum() - exact.is_exact.sum())
         announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy

@@ -57,7 +57,7 @@ class TokenStore:
         self.notices = [*meta.get("notes", []), *self.bad_lines.report()]
         # that it was opened for; where a file beside it may be, best first
         self.files: list[Path] = []
-        self.places: list[Path] = []
+        self.cache_folders: list[Path] = []
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,9 +84,9 @@ class TokenStore:
 
 
 class JoinedTokens:
-    """The tokens of several stores as one array, indexed by slices (without a step) and non-negative int arrays.
+    """The tokens of several stores as one array, read by slices without a step.
 
-    The parts are mapped files of many gigabytes, too large to copy into one array: each index is looked up in its part.
+    The parts are mapped files of many gigabytes, too large to copy into one array.
     """
 
     def __init__(self, parts: Sequence[Ints]) -> None:
@@ -97,21 +97,14 @@ class JoinedTokens:
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __getitem__(self, index: slice | Ints) -> Ints:
-        if isinstance(index, slice):
-            begin, end, step = index.indices(len(self))
-            assert step == 1
-            pieces = [np.empty(0, self.dtype)]
-            for part, before in zip(self.parts, self.bounds.tolist(), strict=False):
-                # Empty for parts outside the slice.
-                pieces.append(part[max(begin - before, 0) : max(end - before, 0)])
-            return np.concatenate(pieces)
-        out = np.empty(index.shape, dtype=self.dtype)
-        part_of = np.searchsorted(self.bounds, index, side="right") - 1
-        for i in np.unique(part_of).tolist():
-            here = part_of == i
-            out[here] = self.parts[i][index[here] - self.bounds[i]]
-        return out
+    def __getitem__(self, index: slice) -> Ints:
+        begin, end, step = index.indices(len(self))
+        assert step == 1
+        pieces = [np.empty(0, self.dtype)]
+        for part, before in zip(self.parts, self.bounds.tolist(), strict=False):
+            # Empty for parts outside the slice.
+            pieces.append(part[max(begin - before, 0) : max(end - before, 0)])
+        return np.concatenate(pieces)
 
 
 class ConcatStore:

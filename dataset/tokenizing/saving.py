@@ -36,11 +36,6 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def return_segments(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Let the tokenizer return token types. In transformers 5 those of ALBERT and XLNet return none by default."""
-    tokenizer.model_input_names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
-
-
 def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """True if a text gets a BOS by default."""
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]

@@ -71,8 +71,8 @@ class Examples:
     a step at once: each yields its next example, and those with text left take the next step. A step is a few array
     operations for any number of documents. The test has the loop over lines.
 
-    In the store every line ends with a SEP, which is no position of an example. So places are counted without SEPs: place
-    p is the p-th token that is no SEP. `line_ends` are such places, one past the last token of each line.
+    In the store every line ends with a SEP, which is no position of an example. So tokens are counted without SEPs, and
+    `start`, `stop` and `line_ends` are such counts. A line's end is one past the last token of each line.
 
     Attributes, arrays [N]: begin (first token in the store), span (tokens and SEPs in the store), first and second
     (tokens of the two segments; second may be 0), lengths (positions taken, CLS and SEP included), candidates (tokens
@@ -88,37 +88,37 @@ class Examples:
         line_ends = seps - np.arange(len(seps))
         self.offsets = store.offsets
         bounds = self.offsets - np.searchsorted(seps, self.offsets)
-        place = bounds[:-1][documents]
+        start = bounds[:-1][documents]
         stop = bounds[1:][documents]
         bits = np.random.PCG64([seed, 0xE1EC])
-        found = []
+        steps = []
         # Documents without text left drop out.
-        while (has_more := place < stop).any():
-            place = place[has_more]
+        while (has_more := start < stop).any():
+            start = start[has_more]
             stop = stop[has_more]
-            first, second = self._next(place, stop, line_ends, bits)
-            found.append(np.stack((place, first, second)))
-            place = place + first + second
-        if not found:
+            first, second = self._next(start, stop, line_ends, bits)
+            steps.append(np.stack((start, first, second)))
+            start = start + first + second
+        if not steps:
             raise DataError("--data_path: no document with text to learn from")
-        examples = np.concatenate(found, axis=1)
-        place, first, second = examples[:, np.argsort(examples[0])]
+        examples = np.concatenate(steps, axis=1)
+        start, first, second = examples[:, np.argsort(examples[0])]
         self.first = first.astype(np.int32)
         self.second = second.astype(np.int32)
         # Back to indices into the store: plus a SEP for each line that ended before.
-        last = place + self.first + self.second - 1
-        self.begin = place + np.searchsorted(line_ends, place, side="right")
+        last = start + self.first + self.second - 1
+        self.begin = start + np.searchsorted(line_ends, start, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
         self.lengths = positions_taken(self.first, self.second)
         unknown = _positions(store.tokens, unk_id)
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
         self.candidates = self.first + self.second - counts.astype(np.int32)
 
-    def _next(self, place: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
-        """(tokens of the first, of the second segment) of the examples that start at `place` in documents that end at
+    def _next(self, start: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
+        """(tokens of the first, of the second segment) of the examples that start at `start` in documents that end at
         `stop`."""
         T = self.max_seq_len
-        n = len(place)
+        n = len(start)
         # The order of these draws must never change: it is part of the data order.
         draws = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
         kind_draw, target_draw, single_draw, overflow_draw = draws
@@ -129,20 +129,20 @@ class Examples:
         first_target = np.where(single_draw < SINGLE_SEGMENT, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
-            """The end of the line that holds the token before the place `at`."""
+            """The end of the line that holds the token before `at`."""
             line = np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)
             return np.minimum(line_ends[line], stop)
 
         # Whole lines, until there are at least `target` tokens.
-        end = end_of_line(place + target)
+        end = end_of_line(start + target)
         # The first segment: the lines that stay below `first_target`, but one line at least.
-        whole = line_ends[np.maximum(np.searchsorted(line_ends, place + first_target) - 1, 0)]
-        split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
+        whole = line_ends[np.maximum(np.searchsorted(line_ends, start + first_target) - 1, 0)]
+        split = np.minimum(np.maximum(end_of_line(start + 1), whole), end)
         # By chance, also the line that overfills it.
-        takes_one_more = (split < end) & (split - place < first_target) & (overflow_draw < OVERFLOW)
+        takes_one_more = (split < end) & (split - start < first_target) & (overflow_draw < OVERFLOW)
         split = np.where(takes_one_more, end_of_line(split + 1), split)
         # Tokens beyond the row start the next example.
-        first = np.minimum(split - place, T - 2)
+        first = np.minimum(split - start, T - 2)
         second = np.minimum(end - split, np.maximum(T - 3 - first, 0))
         return first, second
 
@@ -183,10 +183,10 @@ class Recipe(NamedTuple):
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, examples: Examples, share: float, seed: int, epoch: int, shuffle: bool = True) -> None:
-        """share: of an example's positions that are masked. shuffle: else in the order of the data."""
+    def __init__(self, examples: Examples, mask_share: float, seed: int, epoch: int, shuffle: bool = True) -> None:
+        """mask_share: of an example's positions that are masked. shuffle: else in the order of the data."""
         self.examples = examples
-        self.share = share
+        self.mask_share = mask_share
         self.epoch = epoch
         self.T = examples.max_seq_len
         self.n_rows = len(examples.lengths)
@@ -198,7 +198,7 @@ class ElectraPlan:
         """The Totals of the rows [lo, hi)."""
         rows = self._order[lo:hi]
         lengths = self.examples.lengths[rows]
-        masked = np.minimum(mask_count(lengths, self.share), self.examples.candidates[rows])
+        masked = np.minimum(mask_count(lengths, self.mask_share), self.examples.candidates[rows])
         return Totals(int(lengths.sum()), int(masked.sum()))
 
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
@@ -233,15 +233,15 @@ class ElectraAssembler:
         store: Documents,
         tokenizer: PreTrainedTokenizerBase,
         max_seq_len: int,
-        share: float,
+        mask_share: float,
         style: str,
         seed: int,
     ) -> None:
-        """share: of an example's positions that are masked. style: "electra" writes [MASK] at 85 % of them and leaves the
+        """mask_share: of an example's positions that are masked. style: "electra" writes [MASK] at 85 % of them and leaves the
         rest, "bert" writes [MASK] at 80 %, any ordinary token at 10 %."""
         self.store = store
         self.T = max_seq_len
-        self.share = share
+        self.mask_share = mask_share
         self.style = style
         self.seed = seed
         self.pad_id = tokenizer.pad_token_id
@@ -250,7 +250,7 @@ class ElectraAssembler:
         self.mask_id = tokenizer.mask_token_id
         self.special_ids = np.array(sorted(tokenizer.all_special_ids))
         self.ordinary_ids = np.setdiff1d(np.arange(len(tokenizer)), self.special_ids)
-        self.K = int(mask_count(max_seq_len, share))
+        self.K = int(mask_count(max_seq_len, mask_share))
 
     def __getitem__(self, recipe: Recipe) -> Batch:
         R = len(recipe.example)
@@ -290,7 +290,7 @@ class ElectraAssembler:
         R, T = ids.shape
         K = self.K
         candidates = ~np.isin(ids, self.special_ids)
-        counts = np.minimum(mask_count(lengths, self.share), candidates.sum(1))
+        counts = np.minimum(mask_count(lengths, self.mask_share), candidates.sum(1))
         # Each candidate gets a random key, any other position the maximum: the smallest keys are chosen. The upper bit of
         # a candidate's key is cleared, so that it is always smaller.
         keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
@@ -314,9 +314,9 @@ class ElectraAssembler:
         return masked, positions, labels
 
 
-def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
-    """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length))."""
-    counts: np.ndarray = np.maximum(1, np.rint(share * np.asarray(lengths)))
+def mask_count(lengths: np.ndarray | int, mask_share: float) -> np.ndarray:
+    """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(mask_share · length))."""
+    counts: np.ndarray = np.maximum(1, np.rint(mask_share * np.asarray(lengths)))
     return counts.astype(np.int64)
 
 

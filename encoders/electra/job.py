@@ -21,15 +21,16 @@ from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.saving import return_segments
-from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
+from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
 from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
 from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, configs, non_padding
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
+from encoders.vocabulary import load_wordpiece, return_segments
 from model.loss import IGNORE
 from trainer.advice import common_warnings, warnings_of
-from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
+from trainer.batching import Batching
+from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import evaluation_mode, sums_over_batches
 from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
@@ -48,10 +49,10 @@ SAMPLE_BYTES = 60e6
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
 # weight of the discriminator's loss, as published
 DISC_WEIGHT = 50.0
-# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the outer ones include what is beyond.
+# Equal bins of the discriminator's logit from -MAX_LOGIT to MAX_LOGIT; the outer ones include what is beyond.
 # Logits, not probabilities: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
 AUC_BINS = 200
-LARGEST_LOGIT = 10.0
+MAX_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
 # Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
 VAL_SEED = 0
@@ -71,6 +72,7 @@ class ElectraJob(Job):
         # Then the number of micro-batches follows, and --accumulation_steps has no effect.
         self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
+        self.batching = Batching.of(settings, self.ranks)
         self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
@@ -107,8 +109,8 @@ class ElectraJob(Job):
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
             corpus = self.corpus
-            share, style = settings.mask_share, settings.mask_style
-            self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, share, style, settings.seed)
+            masking = settings.mask_share, settings.mask_style
+            self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, *masking, settings.seed)
             # Held-out documents in the order of the data, with fixed masks
             self.val_plan: ElectraPlan | None = None
             # Building examples reads all tokens.
@@ -116,17 +118,17 @@ class ElectraJob(Job):
                 self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None and corpus.val_documents is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
-                    self.val_plan = ElectraPlan(held_out, share, VAL_SEED, 0, shuffle=False)
-                    self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, share, style, VAL_SEED)
+                    self.val_plan = ElectraPlan(held_out, settings.mask_share, VAL_SEED, 0, shuffle=False)
+                    self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, *masking, VAL_SEED)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
         # values that must be the same at a resume
         entries = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": {
-                f"{network} {field}": value
-                for network, one in zip(NETWORKS, self.model.networks(), strict=True)
-                for field, value in one.config.to_diff_dict().items()
+                f"{name} {field}": value
+                for name, network in zip(NETWORKS, self.model.networks(), strict=True)
+                for field, value in network.config.to_diff_dict().items()
                 if field not in NOT_COMPARED
             },
             "row layout": {name: getattr(settings, name) for name in row_layout} | self.corpus.part_layout,
@@ -205,9 +207,9 @@ class ElectraJob(Job):
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         """(a micro-batch's part of the update's loss, 0-d; the sums to accumulate, see `sums_of`)."""
-        found = self.model(*batch)
-        loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
-        return loss, sums_of(found, batch)
+        output = self.model(*batch)
+        loss = output.mlm / max(totals.masked, 1) + DISC_WEIGHT * output.disc / max(totals.targets, 1)
+        return loss, sums_of(output, batch)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
@@ -227,7 +229,7 @@ class ElectraJob(Job):
         # All updates since the last line were skipped.
         if not positions:
             return {"loss": math.nan}, 0
-        # A token counts as found if its probability is 0.5 or more.
+        # A token counts as replaced if its probability is 0.5 or more.
         false_alarms, hits = (float(counts[AUC_BINS // 2 :].sum()) for counts in (original, replaced))
         # Area under the curve: the fraction of pairs in which a replaced token is rated higher than an original one;
         # ties, in one bin, count half.
@@ -280,10 +282,10 @@ class ElectraJob(Job):
         with evaluation_mode(engine), engine.autocast():
             # The same random numbers each time, so that only the networks change.
             torch.manual_seed(VAL_SEED)
-            found = self.model(*batch)
+            output = self.model(*batch)
         length = int(batch.lengths[0])
-        ids, corrupted, replaced = (row[0, :length].tolist() for row in (batch.ids, found.corrupted, found.replaced))
-        probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+        ids, corrupted, replaced = (row[0, :length].tolist() for row in (batch.ids, output.corrupted, output.replaced))
+        probabilities = output.disc_logits[0, :length].float().sigmoid().tolist()
         masked = batch.positions[0][batch.labels[0] != IGNORE].tolist()
         original, written = map(self.tokenizer.convert_ids_to_tokens, (ids, corrupted))
         line = "{:<9} {:<16} {:<16} {:<9} {:<10} {}".format
@@ -311,23 +313,23 @@ class ElectraJob(Job):
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks at the updates of --save_percents and --save_steps: the last ones to the run's folder,
         where users expect them, earlier ones below it."""
-        places = []
+        folders = []
         percent = 100.0 if is_last else self.percents.get(update)
         if percent is not None:
-            places.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
+            folders.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
         if update in self.checkpoint_updates:
-            places.append(self.folder / f"checkpoint-{update}")
+            folders.append(self.folder / f"checkpoint-{update}")
         # transformers' bar would be drawn over ours.
         disable_progress_bar()
-        for target in places:
+        for target in folders:
             target.mkdir(exist_ok=True)
             for name, network in zip(NETWORKS, self.model.networks(), strict=True):
                 # Generator and discriminator are one module here, and two models on disk.
-                own = {
+                state = {
                     key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")
                 }
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
-                    network.save_pretrained(temporary, state_dict=own)
+                    network.save_pretrained(temporary, state_dict=state)
                     save_wordpiece(self.tokenizer, temporary)
 
     # --------------------------------------------------------------------------------------------------- reports
@@ -341,7 +343,7 @@ class ElectraJob(Job):
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
         # FLOPs of this rank, padding included: it is computed too.
-        rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
+        rows = self.batching.rows / self.ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # Networks from files have other sizes.
@@ -396,7 +398,7 @@ class ElectraJob(Job):
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank, overview.plan.T)
+        shape = (self.batching.micro_rows, overview.plan.T)
         width = self.model.discriminator.config.hidden_size
         return compile_blocks(
             self.model.compile_training, choice, self.device, shape, overview.flops, self.dtype, width
@@ -454,10 +456,10 @@ def config_of_file(
     what = f"{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     # is_decoder: both networks see the whole text. pad_token_id only selects the row of the embedding table that stays 0.
-    own = {"is_decoder": False, "pad_token_id": tokenizer.pad_token_id}
+    fixed = {"is_decoder": False, "pad_token_id": tokenizer.pad_token_id}
     # transformers has its own types of errors for invalid fields.
     with library_errors(f"{what}: expected a JSON object of an ElectraConfig's fields"):
-        fields = {**usual, **read_object(expand_user(path)), **own}
+        fields = {**usual, **read_object(expand_user(path)), **fixed}
         config = ElectraConfig(**fields)
         # Fields that make no encoder fail here: on this device nothing is allocated, and no random number drawn.
         with torch.device("meta"):
@@ -476,15 +478,15 @@ def config_of_file(
 
 
 @torch.no_grad()
-def sums_of(found: Output, batch: Batch) -> torch.Tensor:
+def sums_of(output: Output, batch: Batch) -> torch.Tensor:
     """Sums of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator and discriminator loss, masked positions, those that
     the generator predicts correctly, and histograms of the logits of original and of replaced tokens, AUC_BINS bins each."""
     is_text = non_padding(batch.ids, batch.lengths)
     # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must be valid before that.
-    logits = found.disc_logits.float().nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
-    bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()
-    place = bins + AUC_BINS * found.replaced
-    counts = torch.zeros(2 * AUC_BINS, device=place.device)
-    counts = counts.scatter_add(0, place.flatten(), is_text.flatten().float())
+    logits = output.disc_logits.float().nan_to_num(-MAX_LOGIT).clamp(-MAX_LOGIT, MAX_LOGIT)
+    bins = ((logits + MAX_LOGIT) / (2 * MAX_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()
+    bins = bins + AUC_BINS * output.replaced
+    counts = torch.zeros(2 * AUC_BINS, device=bins.device)
+    counts = counts.scatter_add(0, bins.flatten(), is_text.flatten().float())
     masked = (batch.labels != IGNORE).sum()
-    return torch.cat((torch.stack((found.mlm, found.disc, masked, found.correct)), counts))
+    return torch.cat((torch.stack((output.mlm, output.disc, masked, output.correct)), counts))

@@ -49,7 +49,7 @@ def configs(
     def config(divisor: int) -> ElectraConfig:
         width, heads, ffn = (sizes[name] // divisor for name in divided)
         # The default is left out, so that the config is as other code writes it.
-        own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
+        extra: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
             vocab_size=vocab_size,
             embedding_size=sizes["embedding_size"],
@@ -62,7 +62,7 @@ def configs(
             max_position_embeddings=max(512, max_seq_len),
             pad_token_id=pad_id,
             initializer_range=init_std,
-            **own,
+            **extra,
         )
 
     discriminator = config(1)
@@ -114,10 +114,10 @@ class ElectraPretrainer(torch.nn.Module):
         of the two losses. Errors: ValueError where heads do not divide a width, or the networks cannot share their embeddings."""
         super().__init__()
         for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
-            own, other = getattr(generator_config, name), getattr(discriminator_config, name)
-            if own != other:
+            value, other = getattr(generator_config, name), getattr(discriminator_config, name)
+            if value != other:
                 raise ValueError(
-                    f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
+                    f"{name} is {value} in the generator and {other} in the discriminator, so they cannot share embeddings"
                 )
         for name, config in zip(NETWORKS, (generator_config, discriminator_config), strict=True):
             width, heads = config.hidden_size, config.num_attention_heads
@@ -172,7 +172,7 @@ class ElectraPretrainer(torch.nn.Module):
             with torch.no_grad():
                 sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
                 used = labels != IGNORE
-                # Unused places point at position 0, where they add 0.
+                # Unused slots point at position 0, where they add 0.
                 nothing = torch.zeros_like(ids)
                 is_drawn = nothing.scatter_add(1, positions, used.long()) > 0
                 drawn = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
@@ -229,7 +229,7 @@ def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks = add_up_chunks) -> torch.Tensor:
     """Sample a token id from softmax(logits) of each row: [M, V] -> int64 [M], with torch's global generator.
 
-    multinomial: draw a place in the sum of all probabilities, then find its chunk, then its token. fp32_gumbel: the same
+    multinomial: draw a point in the sum of all probabilities, then find its chunk, then its token. fp32_gumbel: the same
     distribution by argmax of logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half
     precision as in public trainers, for comparison; it favours likely tokens (p = 0.98 is drawn as 0.9993).
     add_up: add_up_chunks, compiled or not.
@@ -248,17 +248,17 @@ def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks 
     exact = torch.float32 if logits.device.type == "mps" else torch.float64
     sums, highest = add_up(logits)
     ends = running_sums(sums.to(exact))
-    place = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
-    chunk = first_beyond(ends, place)
+    point = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
+    chunk = first_beyond(ends, point)
     in_chunk = sums.to(exact).gather(1, chunk)
     # in [0, 1]
-    place_in_chunk = 1 - (ends.gather(1, chunk) - place) / in_chunk
+    point_in_chunk = 1 - (ends.gather(1, chunk) - point) / in_chunk
 
     ids = chunk * CHUNK + torch.arange(CHUNK, device=logits.device)
     is_token = ids < logits.shape[1]
     exps = (logits.gather(1, ids.where(is_token, 0)).float() - highest).exp()
     inner = running_sums(torch.where(is_token, exps, 0.0).to(exact))
-    return (chunk * CHUNK + first_beyond(inner, place_in_chunk * inner[:, -1:])).squeeze(1)
+    return (chunk * CHUNK + first_beyond(inner, point_in_chunk * inner[:, -1:])).squeeze(1)
 
 
 def running_sums(numbers: torch.Tensor) -> torch.Tensor:
@@ -271,8 +271,8 @@ def running_sums(numbers: torch.Tensor) -> torch.Tensor:
     return numbers @ torch.ones(n, n, dtype=numbers.dtype, device=numbers.device).triu()
 
 
-def first_beyond(cumulative: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Index of the first cumulative sum above `place`. If rounding leaves none: the last index at which the sum grew, so a token of
-    probability 0 is never drawn. cumulative: [M, n]; place: [M, 1] -> int64 [M, 1]."""
+def first_beyond(cumulative: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+    """Index of the first cumulative sum above `point`. If rounding leaves none: the last index at which the sum grew, so a token of
+    probability 0 is never drawn. cumulative: [M, n]; point: [M, 1] -> int64 [M, 1]."""
     last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
-    return torch.minimum(torch.searchsorted(cumulative, place, right=True), last)
+    return torch.minimum(torch.searchsorted(cumulative, point, right=True), last)

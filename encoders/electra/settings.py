@@ -39,7 +39,7 @@ SIZES = {
     "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
 }
 # fields of Size that describe the networks
-NETWORK_SIZES = tuple(one.name for one in fields(Size))[:6]
+NETWORK_SIZES = tuple(field.name for field in fields(Size))[:6]
 # updates
 WARM_UP = 10_000
 # With 0.02, right for a language model, the discriminator of a measured run learned nothing: few tokens are replaced,
@@ -102,8 +102,8 @@ class NetworkSettings(Settings):
 
     def network_sizes(self) -> dict[str, int]:
         """The flags of NETWORK_SIZES, as published if not given."""
-        given = {name: getattr(self, name) for name in NETWORK_SIZES if getattr(self, name) is not None}
-        return {name: getattr(SIZES[self.size], name) for name in NETWORK_SIZES} | given
+        user_set = {name: getattr(self, name) for name in NETWORK_SIZES if getattr(self, name) is not None}
+        return {name: getattr(SIZES[self.size], name) for name in NETWORK_SIZES} | user_set
 
 
 @dataclass(kw_only=True)

@@ -22,11 +22,11 @@ from common.files import atomic_file, file_digest, read_object, remove
 from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
-from dataset.tokenizing.wordpiece import load_wordpiece
 from encoders.glue.examples import GlueAssembler, cached_features, examples_of
 from encoders.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
 from encoders.glue.settings import GlueSettings
-from encoders.glue.tasks import LARGEST_SCORE, METRICS, TASKS, Task
+from encoders.glue.tasks import MAX_SCORE, METRICS, TASKS, Task
+from encoders.vocabulary import load_wordpiece
 from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.job import RunContext
 from trainer.launch import launch, lock_files
@@ -87,16 +87,16 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
             # scikit-learn brings scipy.
             optional_package("sklearn", "for the metrics", package="scikit-learn")
         # Rank 0 checks first: its error ends all ranks, and is reported once.
-        places = on_main(ranks, lambda: task_places(settings))
+        folders = on_main(ranks, lambda: task_folders(settings))
         model = on_main(ranks, lambda: find_model(settings.model_path))
-        on_main(ranks, lambda: check_earlier(settings, out, places, model))
-        tasks = read_tasks(settings, ranks, places, model, say)
+        on_main(ranks, lambda: check_earlier(settings, out, folders, model))
+        tasks = read_tasks(settings, ranks, folders, model, say)
         # Otherwise a model that does not fit the last task would fail after the training of the others.
-        on_main(ranks, lambda: [init_model(settings, one.task, model, one.tokenizer) for one in tasks] and None)
-        lock_files(ranks, *(out / name / name for name in places))
+        on_main(ranks, lambda: [init_model(settings, data.task, model, data.tokenizer) for data in tasks] and None)
+        lock_files(ranks, *(out / name / name for name in folders))
 
         def make_room() -> None:
-            for name in places:
+            for name in folders:
                 for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS):
                     remove(path)
 
@@ -104,14 +104,14 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
             on_main(ranks, make_room)
     if ignored_flags := settings.ignored_flags():
         say(f"ignored, since they have no effect here: {', '.join(ignored_flags)}")
-    absent = [TASKS[name].folder for name in TASKS if name not in places]
+    absent = [TASKS[name].folder for name in TASKS if name not in folders]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
     compiles = settings.use_compile == "1"
     no_training = "" if settings.do_train else "--do_train is off"
     no_evaluation = no_training or ("" if settings.do_eval else "--do_eval is off")
-    no_own_task = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
-    own_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
+    not_custom = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
+    fixed_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
     reasons = {
         "use_compile": "compiling needs batches of one length, which cost as much as it gains" if compiles else "",
         "num_seeds": no_training,
@@ -119,40 +119,40 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
         "evaluate_during_training": no_evaluation,
         "eval_interval": "" if settings.evaluate_during_training else "--evaluate_during_training is off",
         "epochs": "--max_steps says when the run ends" if settings.max_steps > 0 else "",
-        "warmup_share": own_warmup or ("" if settings.warmup_steps is None else "--warmup_steps is given"),
-        "warmup_steps": own_warmup,
+        "warmup_share": fixed_warmup or ("" if settings.warmup_steps is None else "--warmup_steps is given"),
+        "warmup_steps": fixed_warmup,
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
-        **dict.fromkeys(("train_file", "dev_file", "text", "label"), no_own_task),
-        "test_file": no_own_task or ("" if settings.do_predict else "--do_predict is off"),
+        **dict.fromkeys(("train_file", "dev_file", "text", "label"), not_custom),
+        "test_file": not_custom or ("" if settings.do_predict else "--do_predict is off"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
     return tasks
 
 
-def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
+def task_folders(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
     """{name: (folder of its files, task)} of --task. Errors: UserError if there is none."""
     if settings.kind:
-        return {settings.task: (Path(), own_task(settings, settings.kind))}
+        return {settings.task: (Path(), custom_task(settings, settings.kind))}
     assert settings.data_dir is not None
     top = expand_user(settings.data_dir)
     names = list(TASKS) if settings.task == "all" else settings.task.split(",")
-    found = {name: (top / TASKS[name].folder, TASKS[name]) for name in names if (top / TASKS[name].folder).is_dir()}
+    folders = {name: (top / TASKS[name].folder, TASKS[name]) for name in names if (top / TASKS[name].folder).is_dir()}
     first = TASKS[names[0]]
-    if not found and len(names) == 1 and any((top / file).exists() for file in (first.train, first.dev[0][1])):
+    if not folders and len(names) == 1 and any((top / file).exists() for file in (first.train, first.dev[0][1])):
         # --data_dir is the folder of the only task.
         return {names[0]: (top, first)}
-    absent = [TASKS[name].folder for name in names if name not in found]
-    if absent and not (settings.task == "all" and found):
+    absent = [TASKS[name].folder for name in names if name not in folders]
+    if absent and not (settings.task == "all" and folders):
         raise UserError(f"--data_dir {top}: neither a folder {absent[0]} nor its train.tsv is in there")
-    return found
+    return folders
 
 
-def own_task(settings: GlueSettings, kind: str) -> Task:
+def custom_task(settings: GlueSettings, kind: str) -> Task:
     """The Task that flags describe; its classes are those of the training file. Errors: DataError."""
-    given = (settings.train_file, settings.dev_file, settings.test_file)
-    train, dev, test = (str(expand_user(file or "")) for file in given)
+    files = (settings.train_file, settings.dev_file, settings.test_file)
+    train, dev, test = (str(expand_user(file or "")) for file in files)
     task = Task(
         folder=settings.task,
         text=tuple(settings.text),
@@ -162,7 +162,7 @@ def own_task(settings: GlueSettings, kind: str) -> Task:
         dev=(("", dev),),
         test=((settings.task, test),),
         train=train,
-        bounds=(-LARGEST_SCORE, LARGEST_SCORE),
+        bounds=(-MAX_SCORE, MAX_SCORE),
     )
     if kind == "classification":
         classes = sorted({example.label for example in examples_of(Path(train), task, labelled=True)})
@@ -186,10 +186,10 @@ def find_model(model_path: str) -> Path:
     )
 
 
-def check_earlier(settings: GlueSettings, out: Path, places: Mapping[str, Any], model: Path) -> None:
+def check_earlier(settings: GlueSettings, out: Path, folders: Mapping[str, Any], model: Path) -> None:
     """Errors: UserError if results of an earlier command are neither resumed nor replaced, and if the initial model is
     among the results of its task."""
-    for name in places:
+    for name in folders:
         may_be_there = settings.from_resume or settings.overwrite_output_dir
         if any(out.glob(f"{name}/seed_*/*")) and not may_be_there:
             raise UserError(
@@ -204,7 +204,7 @@ def check_earlier(settings: GlueSettings, out: Path, places: Mapping[str, Any], 
 
 
 def read_tasks(
-    settings: GlueSettings, ranks: Ranks, places: Mapping[str, tuple[Path, Task]], model: Path, say: Say
+    settings: GlueSettings, ranks: Ranks, folders: Mapping[str, tuple[Path, Task]], model: Path, say: Say
 ) -> list[TaskData]:
     """The TaskData of the tasks. The files that this command needs must exist; test files are optional."""
     path = expand_user(settings.vocab_path) if settings.vocab_path else model
@@ -228,12 +228,12 @@ def read_tasks(
         features = cache(partial(cached_features, path, task, tokenizer, fingerprint, *options))
         # Only rank 0 reports a faulty file. Other machines may have other caches.
         on_main(ranks, lambda: features() and None)
-        found, key = first_rank_first(ranks, features)
+        loaded, key = first_rank_first(ranks, features)
         keys.append(key)
-        return GlueAssembler(found, tokenizer, settings.max_seq_len)
+        return GlueAssembler(loaded, tokenizer, settings.max_seq_len)
 
     tasks = []
-    for name, (folder, task) in places.items():
+    for name, (folder, task) in folders.items():
         keys: list[str] = []
         train = read(task, folder / task.train, keys) if settings.do_train else None
         dev = {suffix: read(task, folder / file, keys) for suffix, file in task.dev} if settings.do_eval else {}
@@ -353,9 +353,12 @@ def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, A
 
 def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
     """Write a TSV of class names, or of scores, as the leaderboard expects it. logits: [N, n]."""
-    found = predicted(task, logits)
-    # The leaderboard's scores have bounds.
-    words = [f"{x:.7g}" for x in found.clip(*task.bounds)] if task.is_regression else [task.labels[i] for i in found]
+    values = predicted(task, logits)
+    if task.is_regression:
+        # The leaderboard's scores have bounds.
+        words = [f"{score:.7g}" for score in values.clip(*task.bounds)]
+    else:
+        words = [task.labels[number] for number in values]
     lines = ["index\tprediction", *(f"{i}\t{word}" for i, word in enumerate(words))]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
@@ -368,26 +371,26 @@ def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
 def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
     """{metric: mean, median and sample deviation (None for a single run)} over the {metric: value} of several runs; NaN
     if a value is not a number."""
-    found: dict[str, dict[str, float | None]] = {}
+    statistics: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
         # None becomes NaN.
         values = np.array([result[name] for result in results], dtype=np.float64)
         deviation = float(values.std(ddof=1)) if len(values) > 1 else None
-        found[name] = {"mean": float(values.mean()), "median": float(np.median(values)), "deviation": deviation}
-    return found
+        statistics[name] = {"mean": float(values.mean()), "median": float(np.median(values)), "deviation": deviation}
+    return statistics
 
 
 def show_table(out: Path, say: Say) -> None:
     """Print and write the table of all tasks in --out_dir, those of earlier commands too; values times 100."""
     # Not those of other programs, nor the table of an --out_dir below this one.
     paths = [path for path in sorted(out.glob(f"*/{RESULTS}")) if any(path.parent.glob(f"seed_*/{RESULTS}"))]
-    found = {path.parent.name: json.loads(path.read_bytes()) for path in paths}
+    tasks = {path.parent.name: json.loads(path.read_bytes()) for path in paths}
     lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
-    for name, of_task in found.items():
+    for name, of_task in tasks.items():
         for metric, values in of_task["metrics"].items():
             cells = [figure(values[what]) for what in ("mean", "median", "deviation")]
             lines.append(f"| {name} | {metric} | {' | '.join(cells)} | {len(of_task['seeds'])} |")
-    write_json(out / RESULTS, found)
+    write_json(out / RESULTS, tasks)
     with atomic_file(out / "eval_results.md") as file:
         file.write(("\n".join(lines) + "\n").encode())
     for line in ("", *lines, "", f"written: {out / RESULTS}, {out / 'eval_results.md'}"):

@@ -31,9 +31,9 @@ from dataset.tokenizing.tokenizer_files import lost_text
 from encoders.glue.tasks import Task
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
-LONGEST_SENTENCE = 1 << 20
+MAX_SENTENCE = 1 << 20
 # Maximum bytes of a line: two such sentences, and other columns. Reading one takes seven times its bytes.
-LONGEST_LINE = 16 << 20
+MAX_LINE = 16 << 20
 # Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
@@ -46,11 +46,11 @@ PAD_MULTIPLE = 8
 
 
 class Example(NamedTuple):
-    """A line of a file: its one or two sentences, its label as text ("" in a test file), and its place (path:line)."""
+    """A line of a file: its one or two sentences, its label as text ("" in a test file), and its location (path:line)."""
 
     sentences: tuple[str, ...]
     label: str
-    place: str
+    location: str
 
 
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
@@ -64,12 +64,12 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     n_short = 0
     n_blank = 0
     with path.open("rb") as file:
-        reader = LineReader(file, LONGEST_LINE)
+        reader = LineReader(file, MAX_LINE)
         for raw in iter(reader.read_line, b""):
-            place = f"{path}:{reader.number}"
+            location = f"{path}:{reader.number}"
             try:
                 if raw is None:
-                    raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MB")
+                    raise ValueError(f"a line of more than {MAX_LINE >> 20} MB")
                 # Of the first line without the mark that Windows writes.
                 line = raw.decode("utf-8-sig" if reader.number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
                 # A row of one text may be empty.
@@ -79,7 +79,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 if n_blank and not is_json:
                     raise ValueError("a blank line before it")
                 if is_json:
-                    record = json.loads(line)
+                    fields = json.loads(line)
                 else:
                     columns = line.split("\t")
                     if not header:
@@ -92,10 +92,10 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                         continue
                     if len(columns) != len(header):
                         raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are expected")
-                    record = dict(zip(header, columns, strict=True))
-                sentences = tuple(record[name] for name in task.text)
+                    fields = dict(zip(header, columns, strict=True))
+                sentences = tuple(fields[name] for name in task.text)
                 # In a .jsonl file it may be a number or a boolean.
-                label = record[task.label] if labelled else ""
+                label = fields[task.label] if labelled else ""
                 if isinstance(label, (int, float)) and not math.isnan(label):
                     label = json.dumps(label)
                 if labelled and not (isinstance(label, str) and label):
@@ -105,17 +105,17 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 # A line of a file of predictions has the label.
                 if "\t" in label or "\n" in label:
                     raise ValueError(f"the label {label[:60]!r} has a tab or a line end")
-                if max(map(len, sentences)) > LONGEST_SENTENCE:
-                    raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
+                if max(map(len, sentences)) > MAX_SENTENCE:
+                    raise ValueError(f"a sentence of more than {MAX_SENTENCE:,} characters")
             except KeyError as error:
                 raise DataError(
-                    f"{place}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
+                    f"{location}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
                 ) from None
             except (ValueError, TypeError, RecursionError) as error:
                 wanted = f"expected an object with the texts {', '.join(task.text)}, " if is_json else ""
-                raise DataError(f"{place}: {wanted}{str(error)[:100]}; fix the line") from None
+                raise DataError(f"{location}: {wanted}{str(error)[:100]}; fix the line") from None
             n_examples += 1
-            yield Example(sentences, label, place)
+            yield Example(sentences, label, location)
     if not n_examples:
         raise DataError(f"{path}: no example in there")
     if n_short:
@@ -135,7 +135,7 @@ def value_of_label(task: Task, example: Example) -> float:
             if low <= float(example.label) <= high:
                 return float(example.label)
         wanted = f"a number from {low:g} to {high:g}"
-    raise DataError(f"{example.place}: label {example.label[:60]!r} is not {wanted}; fix the line")
+    raise DataError(f"{example.location}: label {example.label[:60]!r} is not {wanted}; fix the line")
 
 
 # ---------------------------------------------------------------------------------------------------- features

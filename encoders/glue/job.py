@@ -21,7 +21,7 @@ from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.wording import counted
 from dataset.loader import to_device
-from dataset.tokenizing.saving import return_segments, save_tokenizer
+from dataset.tokenizing.saving import save_tokenizer
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size
 from encoders.electra.networks import init_position_embeddings
 from encoders.fast_layers import ready_mask, use_fast_attention
@@ -29,8 +29,10 @@ from encoders.glue.examples import Batch, GlueAssembler, GluePlan, Totals
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import Task
 from encoders.schedules import ENCODER_SCHEDULES
+from encoders.vocabulary import return_segments
 from model.networks import load_config, load_network
-from trainer.engine import Engine, Update, rows_of_update, schedule_of
+from trainer.batching import Batching
+from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
@@ -80,6 +82,7 @@ class GlueJob(Job):
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
         self.ranks = run_context.ranks
+        self.batching = Batching.of(settings, self.ranks)
         self.device = run_context.device
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
         # Not in `compile_model`, which a run that only evaluates does not reach.
@@ -134,7 +137,7 @@ class GlueJob(Job):
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
-            n_updates = schedule_of(settings, self.ranks, len(data.train.features.lengths)).n_updates
+            n_updates = self.batching.schedule(len(data.train.features.lengths)).n_updates
             if settings.max_steps > 0:
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
@@ -185,7 +188,7 @@ class GlueJob(Job):
         done = progress.update
         total = self.length.max_updates
         if total == UNLIMITED:
-            of_update = rows_of_update(settings, self.ranks)
+            of_update = self.batching.rows
             done = update.epoch * update.n_rows + update.first_row
             total = self.length.epochs * update.n_rows
         warmup = int(settings.warmup_share * total)
@@ -204,18 +207,18 @@ class GlueJob(Job):
         if self.latest[0] == update:
             return self.latest[1], 0
         task = self.data.task
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for suffix, assembler in self.data.dev.items():
             logits, stop_request = self.outputs(assembler, signals)
             if stop_request:
                 return {}, stop_request
             labels = assembler.features.labels
             # MNLI has two development files; val_loss is that of the first.
-            found.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
+            values.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
             for name, value in metrics_of(task, logits, labels).items():
-                found[name + suffix] = value
-        self.latest = (update, found)
-        return found, 0
+                values[name + suffix] = value
+        self.latest = (update, values)
+        return values, 0
 
     def outputs(self, assembler: GlueAssembler, signals: StopSignals) -> tuple[torch.Tensor, int]:
         """(logits of all examples of an assembler, float32 [N, n] on the CPU, the same on every world size; number of a stop
@@ -348,10 +351,10 @@ def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> bo
     want = [word.lower().replace("-", "_") for word in labels]
     if have == want or sorted(have) != sorted(want):
         return have == want
-    own = {id(module) for module in model.base_model.modules()}
+    in_encoder = {id(module) for module in model.base_model.modules()}
     rows = [have.index(word) for word in want]
     # The last linear layer of the head gives the classes.
-    heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in own]
+    heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in in_encoder]
     for parameter in heads[-1].parameters():
         parameter.copy_(parameter[rows])
     return True
@@ -382,11 +385,11 @@ def has_segments(config: PretrainedConfig) -> bool:
 def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> Groups:
     """Optimiser groups with `lr_scale` = layer_decay ** depth: 0 in the head, 1 in the top layer, rising to the
     embeddings; each with and without weight decay. Every parameter is in exactly one."""
-    found = {name: LAYER.search(name) for name, _ in model.named_parameters()}
-    n_layers = 1 + max(int(match[1]) for match in found.values() if match)
+    matches = {name: LAYER.search(name) for name, _ in model.named_parameters()}
+    n_layers = 1 + max(int(match[1]) for match in matches.values() if match)
     parts: dict[int, list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        match = found[name]
+        match = matches[name]
         depth = 0
         if match:
             depth = n_layers - int(match[1])
@@ -434,8 +437,8 @@ def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str
     from scipy import stats
     from sklearn import metrics
 
-    found = predicted(task, logits)
-    if task.is_regression and (np.ptp(labels) == 0 or not np.ptp(found) > 0):
+    predictions = predicted(task, logits)
+    if task.is_regression and (np.ptp(labels) == 0 or not np.ptp(predictions) > 0):
         # A correlation is undefined if one side is constant (or not finite).
         return dict.fromkeys(task.metrics, math.nan)
     by_name = {
@@ -446,4 +449,4 @@ def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str
         "pearson": lambda x, y: stats.pearsonr(x, y).statistic,
         "spearman": lambda x, y: stats.spearmanr(x, y).statistic,
     }
-    return {name: float(by_name[name](labels, found)) for name in task.metrics}
+    return {name: float(by_name[name](labels, predictions)) for name in task.metrics}

@@ -65,7 +65,7 @@ class TaskSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class OwnTaskSettings(Settings):
+class CustomTaskSettings(Settings):
     """a task of your own"""
 
     kind: str | None = setting(None, choices=tuple(METRICS), help="examples have a class or a score")
@@ -143,7 +143,7 @@ class GlueSettings(
     MachineSettings,
     EvaluationSettings,
     FineTuningSettings,
-    OwnTaskSettings,
+    CustomTaskSettings,
     TaskSettings,
     EncoderSettings,
     GlueOutput,
@@ -168,7 +168,7 @@ class GlueSettings(
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("--do_train, --do_eval and --do_predict are all 0: nothing is left to do")
         if self.kind is not None:
-            return self._check_own_task(self.kind)
+            return self._check_custom_task(self.kind)
         if unknown := [name for name in self.task.split(",") if name not in (*TASKS, "all")]:
             raise ValueError(
                 f"--task {unknown[0][:80]}: not one of {', '.join(TASKS)}, all; a task of your own needs --kind"
@@ -176,7 +176,7 @@ class GlueSettings(
         if self.data_dir is None:
             raise ValueError(f"--task {self.task} needs --data_dir, the folder of the benchmark's files")
 
-    def _check_own_task(self, kind: str) -> None:
+    def _check_custom_task(self, kind: str) -> None:
         # The name of a results folder.
         if self.task in (*TASKS, "all") or not re.fullmatch(r"\w[\w.-]{0,80}", self.task):
             raise ValueError(f"--task {self.task[:80]!r}: with --kind, give a name of your own, as my_task")

@@ -9,7 +9,7 @@ Files = tuple[tuple[str, str], ...]
 # metrics of a custom task, by --kind: examples have a class or a score
 METRICS = {"classification": ("accuracy", "macro_f1"), "regression": ("pearson", "spearman")}
 # Scores are float32, and the loss sums their squares in it.
-LARGEST_SCORE = 1e16
+MAX_SCORE = 1e16
 
 
 class Task(NamedTuple):

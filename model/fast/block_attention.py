@@ -19,16 +19,8 @@ import torch
 BLOCKS = 4
 
 
-def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """visible [..., T, T] bool -> 0 where True, -inf elsewhere.
-
-    The compiler vectorises a sum, but not a choice between two values by a bool.
-    """
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
-
-
 def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """q [B, N, T, D], k and v [B, G, T, D], mask [B or 1, 1, T, T] of `additive_mask` -> [B, N, T, D].
+    """q [B, N, T, D], k and v [B, G, T, D], additive mask [B or 1, 1, T, T] -> [B, N, T, D].
 
     The mask must hide all later keys: they are skipped unread.
     """

@@ -1,4 +1,4 @@
-"""EpochPlan against naive packers and the row layout of docs/design.md."""
+"""EpochPlan against `naive_rows` and other naive packers."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset import packing
-from dataset.packing import EpochPlan, best_fit
+from dataset.packing import EpochPlan, naive_rows
 
 
 def make_store(lengths, tokens=None, hashes=None):
@@ -47,53 +47,6 @@ def naive_pieces(lengths, max_seq_len, long_documents):
     return pieces
 
 
-def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle):
-    """The rows of a packed epoch as lists of (document, start, pairs), piece by piece, with tuples as sort keys."""
-    bits = np.random.PCG64([seed, epoch])
-    T = max_seq_len
-    pieces = sorted(naive_pieces(lengths, T, long_documents))
-    runs, *_ = best_fit(np.bincount([pairs for *_, pairs in pieces], minlength=T + 1), T)
-    n_rows = max((first + rows for first, rows, _ in runs), default=0)
-
-    def draws(n):
-        return bits.random_raw(n).tolist() if shuffle else [0] * n
-
-    row_keys = [(draw >> 32, row) for row, draw in enumerate(draws(n_rows))]
-    place = [row for _, row in sorted(row_keys)]
-    piece_keys = []
-    for number, draw in enumerate(draws(len(pieces))):
-        piece_keys.append((-pieces[number][2], draw >> 32 + T.bit_length(), number))
-    by_length = iter(sorted(piece_keys))
-    plan = [[] for _ in range(n_rows)]
-    for first, rows, each in runs:
-        for row in range(first, first + rows):
-            plan[place[row]] += [next(by_length)[2] for _ in range(each)]
-    return [[pieces[number] for number in sorted(row)] for row in plan]
-
-
-# (T, lengths of pieces)
-PIECES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.just(T), st.lists(st.integers(1, T), max_size=40)))
-
-
-@settings(max_examples=200, deadline=None)
-@given(PIECES)
-def test_best_fit_puts_each_piece_into_the_fullest_row_that_has_room(case):
-    """Reference: the rule itself, asked of every piece in turn."""
-    T, lengths = case
-    runs, *_ = best_fit(np.bincount(lengths, minlength=T + 1), T)
-    pieces = iter(sorted(lengths, reverse=True))
-    room_of = {}
-    for first, rows, each in runs:
-        for row in range(first, first + rows):
-            for _ in range(each):
-                length = next(pieces)
-                fullest = min((room for room in room_of.values() if room >= length), default=None)
-                assert room_of.get(row) == fullest, "None: a new row, where no row has room"
-                room_of[row] = room_of.get(row, T) - length
-    assert next(pieces, None) is None
-    assert sorted(room_of) == list(range(len(room_of)))
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=60),
@@ -103,14 +56,16 @@ def test_best_fit_puts_each_piece_into_the_fullest_row_that_has_room(case):
     seed=st.integers(0, 2**40),
     chunk=st.sampled_from([1, 7, packing.CHUNK]),
 )
-def test_packed_rows_equal_those_of_lists(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
-    """Reference: naive_plan. Every row, and the order of rows and pieces: checkpoints count on it."""
+def test_packed_rows_are_the_naive_ones(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
+    """Every row, and the order of rows and pieces: checkpoints count on it."""
     with patch.object(packing, "CHUNK", chunk):
         plan = EpochPlan(
             make_store(lengths).offsets, max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle
         )
     rows = [plan.pieces_of_row(r) for r in range(plan.n_rows)]
-    assert rows == naive_plan(lengths, max_seq_len, seed, 3, long_documents, shuffle)
+    kept = lengths if long_documents == "split" else [min(length, max_seq_len) for length in lengths]
+    in_order = SimpleNamespace(random_raw=lambda n: np.zeros(n, dtype=np.uint64))
+    assert rows == naive_rows(kept, max_seq_len, np.random.PCG64([seed, 3]) if shuffle else in_order)
     pieces = [piece for row in rows for piece in row]
     assert len(pieces) == len(set(pieces)) and set(pieces) == naive_pieces(lengths, max_seq_len, long_documents)
     for r, row in enumerate(rows):

@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend, document_mask
+from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend
+from model.config import MiniMindConfig
 from model.fast import flex_attention
-from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_mask
+from model.fast.block_attention import block_attention
+from model.masks import additive_mask, dense_mask, first_keys
 from model.model_minimind import Block, rope_tables
 from tests.helpers import a_document_a_row
 from tests.model.test_training_losses import batches, gradients, tiny
@@ -31,44 +31,14 @@ def test_block_attention_is_sdpa(T, heads, groups):
     torch.manual_seed(0)
     document_ids = (torch.rand(2, T) < 0.2).long().cumsum(1)
     document_ids[1, -T // 4 :] = -1
-    visible = document_mask(document_ids)
+    first = first_keys(MiniMindConfig(), torch.arange(T), document_ids)
     q, k, v = (torch.randn(2, n, T, 8, requires_grad=True) for n in (heads, groups, groups))
     weights = torch.randn(2, heads, T, 8)
-    ours = block_attention(q, k, v, additive_mask(visible, torch.float32))
-    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    ours = block_attention(q, k, v, additive_mask(first, torch.float32))
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=dense_mask(first), enable_gqa=True)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     both = [torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (ours, theirs)]
     torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
-
-
-def test_flex_mask_is_torchs_block_mask():
-    """Block for block against create_block_mask, which looks at all pairs: 15 random packings, rows with padding too."""
-    generator = torch.Generator().manual_seed(0)
-
-    def below(n):
-        return int(torch.randint(n, (), generator=generator))
-
-    for packing in range(15):
-        T = (64, 128, 511, 512, 2048)[packing] if packing < 5 else 763 - below(700)
-        B = 1 + below(3)
-        # From many short documents to one that fills the row
-        boundary = torch.rand(B, T, generator=generator) < 0.5 ** (1 + below(12))
-        document_ids = boundary.long().cumsum(1)
-        document_ids[0, T - below(T) :] = -1
-        mask = flex_mask(document_ids)
-
-        def visible(b, head, query, key, ids=document_ids):
-            return (query >= key) & (ids[b, query] == ids[b, key])
-
-        reference = create_block_mask(visible, B, None, T, T, device="cpu")
-        assert (mask.seq_lengths, mask.BLOCK_SIZE) == (reference.seq_lengths, reference.BLOCK_SIZE)
-        assert sum(isinstance(value, torch.Tensor) for value in vars(reference).values()) == 8
-        for name, value in vars(reference).items():
-            if isinstance(value, torch.Tensor):
-                ours = getattr(mask, name)
-                assert torch.equal(ours, value) and ours.dtype == value.dtype, (packing, name)
-        rule = create_mask(visible, B, None, T, T, device="cpu")
-        assert torch.equal(create_mask(mask.mask_mod, B, None, T, T, device="cpu"), rule)
 
 
 class OutOfResources(Exception):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import losses, records, steps_of, train, write_corpus
-from trainer.engine import schedule_of
+from trainer.batching import Batching
 from trainer.machine.ranks import Ranks
 
 
@@ -16,7 +16,7 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
     """Reference: slices of `rows` rows, whatever the ranks and their micro-batches are."""
     start = min(start, n_rows)
     flags = SimpleNamespace(batch_size=batch, accumulation_steps=8, rows_per_update=rows)
-    schedule = schedule_of(flags, Ranks(world_size=world), n_rows, start)
+    schedule = Batching.of(flags, Ranks(world_size=world)).schedule(n_rows, start)
     seen = {}
     steps = set()
     for rank in range(world):

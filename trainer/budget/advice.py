@@ -7,7 +7,6 @@ from dataset.packing import RowPlan
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.difficulty import difficulty_of
-from trainer.engine import rows_of_update
 from trainer.job import SHORT_RUN_FLOPS, Forecast, RunOverview
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import mean_context
@@ -28,7 +27,7 @@ MIN_TOKENS_FOR_FORECAST = 3e5
 def advise(job: PretrainJob, first_plan: RowPlan, overview: RunOverview) -> tuple[list[str], Forecast | None]:
     """Returns (lines for the user, the expected loss; None: unknown). first_plan: of epoch 0."""
     parameters = parameter_count(job.config)
-    update_tokens = rows_of_update(job.settings, job.ranks) * first_plan.T * first_plan.fill
+    update_tokens = job.batching.rows * first_plan.T * first_plan.fill
     lines = notes_on_rates(job.initial_model.settings, parameters, overview.tokens, update_tokens)
     forecast = forecast_of(job, first_plan, overview)
     if forecast is not None:

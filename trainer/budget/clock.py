@@ -32,7 +32,6 @@ from common.processes import seconds_since_start
 from common.wording import announce, counted
 from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
-from trainer.engine import rows_of_update
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
 from trainer.pretrain.job import PretrainJob
@@ -261,7 +260,7 @@ def clock_of(job: PretrainJob) -> Clock | None:
     settings = job.settings
     if not settings.budget:
         return None
-    updates, update_rows = settings.max_updates, rows_of_update(settings, job.ranks)
+    updates, update_rows = settings.max_updates, job.batching.rows
     # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: epochs until all text has
     # been read once, more than one in a mixture, whose epoch ends with its scarcest source.
     first_plan = job.corpus.plan(0)
@@ -269,7 +268,7 @@ def clock_of(job: PretrainJob) -> Clock | None:
     unique = laws.unique_tokens(laws.parts_of(job.corpus, targets))
     most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
     evaluated_rows = len(job.validation) * EVAL_ROWS if job.validation else 0
-    interval = settings.eval_interval // settings.accumulation_steps
+    interval = settings.eval_interval // job.batching.micro_batches
     return Clock(
         seconds_of(settings.budget),
         seconds_since_start(),

@@ -306,7 +306,7 @@ class RunCosts:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
         ranks = self.ranks
         times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
-        micro_batch, rest = self.timed(config, ranks.rows_of(cut.batch_size), times)
+        micro_batch, rest = self.timed(config, cut.batch_size // ranks.sharing, times)
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.

@@ -42,15 +42,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process among those of the run.
-
-    With --batch_size 32 and --accumulation_steps 2, eight ranks are one of two things:
-
-                                sharing   rows that a rank computes at once   micro-batches at once   rows of an update
-        torchrun                   1                     32                             8                   512
-        a command that has         8                      4                             1                    64
-        divided itself
-    """
+    """This process among those of the run."""
 
     rank: int = 0
     local_rank: int = 0
@@ -67,13 +59,6 @@ class Ranks:
     def micro_batches_at_once(self) -> int:
         """Micro-batches of --batch_size rows that the ranks compute in parallel."""
         return self.world_size // self.sharing
-
-    def rows_of(self, batch_size: int) -> int:
-        """Rows that one rank computes of a micro-batch of batch_size rows."""
-        assert batch_size % self.sharing == 0, (
-            "cpu_ranks.divide checks given rows; the planner and resolve_batch_size choose open ones to fit"
-        )
-        return batch_size // self.sharing
 
     @property
     def is_main(self) -> bool:

@@ -1,7 +1,6 @@
 """The data of a run as its flags name it, and the length of the run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.engine import rows_of_update
+from trainer.batching import Batching
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.initial_model import InitialModel
@@ -75,8 +74,7 @@ def open_corpus(
 
     verbose: announce the embedded corpus if it is used.
     """
-    # With --batch_size auto, an update has as many rows as without.
-    rows = rows_of_update(replace(settings, batch_size=settings.usual_rows), ranks)
+    rows = Batching.of(settings, ranks).rows
 
     def open_own() -> Corpus:
         return kind.corpus(
@@ -121,14 +119,14 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = 
     return [str(embedded)]
 
 
-def length_of_mixture(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> str:
+def length_of_mixture(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> str:
     """The length that changing shares are laid out for; "": epochs, which are in the row layout."""
     if not (settings.max_updates and corpus.shares_change):
         return ""
-    return f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
+    return f"{counted(settings.max_updates, 'update')} of {counted(update_rows, 'row')}"
 
 
-def length_of_run(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> Length:
+def length_of_run(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> Length:
     """The length of a run, by its flags."""
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
     if settings.max_updates:
@@ -136,7 +134,7 @@ def length_of_run(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> L
     if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
-        length.rows_of_epoch = settings.max_updates * rows_of_update(settings, ranks)
+        length.rows_of_epoch = settings.max_updates * update_rows
     if corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
         # No flag makes such a run longer: a mixture of another length has other rows from the first on.
         length.flag = ""

@@ -13,8 +13,9 @@ from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS
 from model.weight_record import ROW_LENGTH_FIELD
+from trainer.batching import Batching
 from trainer.cuda_graphs import can_be_recorded
-from trainer.engine import Update, make_engine, schedule_of
+from trainer.engine import Update, make_engine
 from trainer.evaluation import Sampler, evaluate, read_prompts
 from trainer.job import Evaluation, Forecast, Identity, Job, Progress, RunContext, RunFiles, RunOverview
 from trainer.launch import lock_files
@@ -77,6 +78,7 @@ class PretrainJob(Job):
             settings, lines = resolve_batch_size(settings, stem, self.model, self.corpus, dtype, device, ranks, free)
             self.notices += lines
         self.settings = settings
+        self.batching = Batching.of(settings, ranks)
 
         self.files = RunFiles(
             stem,
@@ -96,7 +98,7 @@ class PretrainJob(Job):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
                 "row layout": self.corpus.layout(),
-                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
+                "length of the mixture": length_of_mixture(settings, self.corpus, self.batching.rows),
                 "optimizer": settings.optimizer,
             },
             defaults={
@@ -152,7 +154,7 @@ class PretrainJob(Job):
                 settings.seed,
                 with_prompt=not self.kind.trains_answers,
             )
-        self.length = length_of_run(settings, ranks, self.corpus)
+        self.length = length_of_run(settings, self.corpus, self.batching.rows)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -167,10 +169,10 @@ class PretrainJob(Job):
             self.initial_model,
             self.corpus,
             first_plan,
+            self.batching,
             # A run that is one plan is described as a whole.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
-            ranks=self.ranks,
             answers=self.kind.trains_answers,
         )
         lines: list[str] = []
@@ -183,7 +185,7 @@ class PretrainJob(Job):
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        rows = schedule_of(settings, self.ranks, overview.plan.n_rows).rows_of_rank
+        rows = self.batching.micro_rows
         if is_gpu:
             # rows of the largest micro-batch: a small epoch has fewer
             rows = min(rows, overview.plan.n_rows)
@@ -200,12 +202,9 @@ class PretrainJob(Job):
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
-        # --warmup_iters counts micro-batches. Those that ranks compute in parallel count as one; with --rows_per_update each
-        # counts, so that the rate does not depend on the number of ranks.
-        at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         # Counted to the end of the update: the first one would otherwise have a rate of 0.
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
+        warmup = rows_at_its_end / max(settings.warmup_iters * self.batching.flag_rows, 1)
         # The clock of a --budget, once it has moved the end of the run
         factor = self.length.clock.factor(progress.update) if self.length.clock else None
         if factor is None:

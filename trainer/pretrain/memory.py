@@ -3,9 +3,9 @@
 One memory formula serves plans and a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
 largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
-An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
-the default of --batch_size). How it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of
-its run. Flags that count micro-batches, such as --log_interval, count those of the usual rows.
+An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the default of --batch_size. How
+it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of its run. Flags that count
+micro-batches, such as --log_interval, count those of the default.
 """
 
 import dataclasses
@@ -26,10 +26,11 @@ from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
+from trainer.batching import Batching
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
-from trainer.machine.ranks import Ranks, min_over_ranks, on_main
+from trainer.machine.ranks import ONE_RANK, Ranks, min_over_ranks, on_main
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import file_of_resumed_run
@@ -194,8 +195,9 @@ def resolve_batch_size(
         return min_over_ranks(ranks, float(own)) > 0
 
     if settings.batch_size == AUTO_ROWS:
-        usual = settings.usual_rows
-        rows_of_update = usual * settings.accumulation_steps
+        # Those of one rank, or of the ranks that share micro-batches
+        update_rows = Batching.of(settings, ONE_RANK).rows
+        usual = update_rows // settings.accumulation_steps
         # Another machine may have another number of processes.
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
         if recorded is not None and recorded % ranks.sharing == 0:
@@ -203,10 +205,10 @@ def resolve_batch_size(
         else:
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
             most = min(MOST_ROWS_OF_MICRO_BATCH[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
-            most = min(max(most, ranks.sharing), rows_of_update)
+            most = min(max(most, ranks.sharing), update_rows)
             # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
             # Ranks that share a micro-batch get equal parts of it.
-            to_divide = (rows_of_update, usual * settings.warmup_iters)
+            to_divide = (update_rows, usual * settings.warmup_iters)
             choices = [
                 n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in to_divide)
             ]
@@ -214,7 +216,7 @@ def resolve_batch_size(
                 choices = [usual]
             if not choices:
                 raise UserError(
-                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided "
+                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {update_rows:,} rows cannot be divided "
                     "equally among the processes; use another number, or auto"
                 )
             rows = choices[0]
@@ -222,7 +224,7 @@ def resolve_batch_size(
             while not fits(rows) and (smaller := [choice for choice in choices if 2 * choice <= rows]):
                 rows = smaller[0]
             why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
-        steps = rows_of_update // rows
+        steps = update_rows // rows
         # Counts of micro-batches of the usual rows become those of `rows`. 0 means never, and stays.
         intervals: dict[str, Any] = {}
         for name in ("warmup_iters", "log_interval", "save_interval", "eval_interval"):
@@ -284,5 +286,5 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     if path is None:
         return None
     before = type(settings).parse(["--config", str(path)])
-    is_same = before.batch_size * before.accumulation_steps == settings.usual_rows * settings.accumulation_steps
+    is_same = Batching.of(before, ONE_RANK).rows == Batching.of(settings, ONE_RANK).rows
     return before.batch_size if is_same else None

@@ -16,7 +16,7 @@ from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
 from model.config import parameter_count
 from trainer.advice import common_warnings, warnings_of
-from trainer.engine import rows_of_update, schedule_of
+from trainer.batching import Batching
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.initial_model import InitialModel
@@ -30,22 +30,22 @@ def pretraining_overview(
     initial_model: InitialModel,
     corpus: Corpus,
     first_plan: RowPlan,
+    batching: Batching,
     *,
     epoch: int,
     epochs: int,
-    ranks: Ranks,
     answers: bool,
 ) -> RunOverview:
     """settings: of the run; those of initial_model may have --batch_size auto. first_plan: of epoch 0. epoch: the next one of
     `epochs`. answers: the run trains the answers of conversations."""
-    asked = initial_model.settings
+    asked, ranks = initial_model.settings, batching.ranks
     config = initial_model.model.config
     plan = corpus.plan(epoch)
     n_rows = first_plan.n_rows * epochs
     if settings.max_updates:
         # The last update of an epoch may have fewer rows.
-        passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first_plan.n_rows).n_updates)
-        n_rows = min(first_plan.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
+        passes = math.ceil(settings.max_updates / batching.schedule(first_plan.n_rows).n_updates)
+        n_rows = min(first_plan.n_rows * passes, settings.max_updates * batching.rows)
     # Upper bound, as if each row were one document: this decides on compiling.
     flops = flops_per_token(config, first_plan.T) * n_rows * first_plan.T / ranks.world_size
     trained = first_plan.row_targets(0, first_plan.n_rows)
@@ -61,15 +61,14 @@ def pretraining_overview(
         f"({plan.fill:.1%} full)",
     ]
 
-    # Rows of the micro-batches that flags such as --warmup_iters count
-    usual_rows = asked.usual_rows * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
         notices += note_on_spelt_tokens(corpus, initial_model)
     if initial_model.encoder.eos_id is None:
         notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    notices += warnings_on_settings(asked, ranks, math.ceil(n_rows / usual_rows), corpus.val_store is not None)
+    micro_batches = math.ceil(n_rows / Batching.of(asked, ranks).flag_rows)
+    notices += warnings_on_settings(asked, ranks, micro_batches, corpus.val_store is not None)
 
     data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
     if answers:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive, share
-from common.settings import Settings, field_default, flags_of, setting, switch, with_default
+from common.settings import Settings, flags_of, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, read_record
@@ -263,11 +263,6 @@ class PretrainSettings(
     description: ClassVar[str] = "Pretrain a MiniMind causal language model."
     # Settings that a plan leaves as they are, though not given
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def usual_rows(self) -> int:
-        """Rows of the micro-batches that flags count: with --batch_size auto the default, so that updates are the same as with it."""
-        return self.batch_size or field_default(type(self), "batch_size")
 
     @property
     def length_flags(self) -> list[str]:

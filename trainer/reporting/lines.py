@@ -9,7 +9,6 @@ from typing import Any
 from common.errors import UserError
 from common.start import next_command
 from common.wording import counted
-from dataset.loader import UpdateSchedule
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Progress, RunContext, RunOverview
 from trainer.machine.measure import describe_machine, versions
@@ -21,18 +20,16 @@ from trainer.reporting.reporter import Reporter
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
-def describe(
-    job: Job, overview: RunOverview, run_context: RunContext, schedule: UpdateSchedule, updates: int
-) -> tuple[str, dict[str, Any]]:
-    """Returns (line on what a run derives from its flags, record of its start). schedule: of the overview's epoch. updates: of the run."""
+def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: int) -> tuple[str, dict[str, Any]]:
+    """Returns (line on what a run derives from its flags, record of its start). updates: of the run."""
     ranks, device = run_context.ranks, run_context.device
     settings = job.settings
     plan = overview.plan
-    rows = schedule.rows_of_update
-    micro_batches = counted(schedule.accumulation_steps, "micro-batch", "micro-batches")
+    batching = job.batching
+    micro_batches = counted(batching.micro_batches, "micro-batch", "micro-batches")
     line = (
-        f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
-        f"each ({schedule.rows_of_rank * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
+        f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(batching.rows, 'row')} = {batching.rows * plan.T:,} tokens "
+        f"each ({batching.micro_rows * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     # If a flag is given twice, the last one counts.

@@ -15,7 +15,6 @@ from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.settings import field_default
 from common.wording import LONGEST_REASON, counted, one_line
-from trainer.engine import rows_of_update
 from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import exhausted_line
@@ -254,7 +253,7 @@ class Saver:
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
         rows_before = before["rows_per_update"] or product
-        rows_now = rows_of_update(self.settings, self.ranks)
+        rows_now = self.job.batching.rows
         if rows_before != rows_now:
             self.reporter.say(
                 f"warning: an update now covers {counted(rows_now, 'row')}, before the resume it covered {rows_before}; "

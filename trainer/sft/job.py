@@ -13,6 +13,8 @@ from dataset.reading.file_kinds import find_files
 from dataset.reading.remote import is_address
 from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
+from trainer.batching import Batching
+from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import AUTO_ROWS
@@ -78,8 +80,7 @@ def defaults_for_data_size(settings: SftSettings) -> tuple[SftSettings, str | No
         return settings, None
     is_auto = settings.batch_size == AUTO_ROWS
     batch_size = settings.batch_size if is_auto or "batch_size" in settings.user_set else ROWS
-    rows_at_once = settings.usual_rows if is_auto else batch_size
-    rows = settings.rows_per_update or rows_at_once * settings.accumulation_steps
+    rows = Batching.of(replace(settings, batch_size=batch_size), ONE_RANK).rows
     schedule = settings.lr_schedule if "lr_schedule" in settings.user_set else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
     updates_of_pass = max(1, math.ceil(rows_of_pass / rows))

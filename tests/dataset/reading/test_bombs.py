@@ -3,7 +3,6 @@
 References: a process that may not take more memory, and the same file without the long document.
 """
 
-import bz2
 import gzip
 import json
 import lzma
@@ -19,6 +18,7 @@ from dataset.reading import documents, faults
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents, split_into_blocks
 from dataset.reading.faults import BadLines
+from tests.dataset.reading.test_formats import COMPRESS
 from tests.helpers import ROOT
 
 READ = """
@@ -45,24 +45,13 @@ def read_within(file, megabytes, text_field="text", seconds=60):
     return ended.stdout.strip()
 
 
-def zstd_of_repeated(piece, times, tail=b""):
-    """A frame of the piece, so many times, compressed as a stream."""
-    compressor = pytest.importorskip("zstandard").ZstdCompressor().compressobj()
-    parts = [compressor.compress(piece) for _ in range(times)]
-    return b"".join([*parts, compressor.compress(tail), compressor.flush()])
-
-
 @needs_linux
 @pytest.mark.parametrize(
     "compression", [".zst", ".gz", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (".bz2", ".xz"))]
 )
 def test_hundreds_of_megabytes_of_newlines_take_little_memory_and_the_text_after_them_comes(tmp_path, compression):
     file = tmp_path / f"a.jsonl{compression}"
-    newlines, end = b"\n" * (1 << 20), b'{"text": "end"}\n'
-    if compression == ".zst":
-        file.write_bytes(zstd_of_repeated(newlines, 300, end))
-    else:
-        file.write_bytes(COMPRESS[compression](newlines * 300 + end))
+    file.write_bytes(COMPRESS[compression](b"\n" * (300 << 20) + b'{"text": "end"}\n'))
     assert file.stat().st_size < 400_000
     assert read_within(file, 250) == "3"
 
@@ -145,9 +134,6 @@ def line_of(size):
     return json.dumps({"text": "x" * (size - frame)}).encode() + b"\n"
 
 
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-
-
 @pytest.mark.parametrize("block_bytes", [7, 999])
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_a_line_over_the_limit_is_a_fault_of_its_own_wherever_blocks_are_cut(
@@ -168,23 +154,18 @@ def test_a_line_over_the_limit_is_a_fault_of_its_own_wherever_blocks_are_cut(
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".txt", ".txt.gz"])
 def test_a_long_document_names_file_and_line_and_is_counted_when_skipped(tmp_path, small_limit, suffix):
     long = "x" * (3 * LIMIT)
-    records = [json.dumps({"text": text}) for text in ("one", long, "two")]
     long_field = long.replace("xxxx", "xxx\n", 3)
-    contents = {
-        ".jsonl": "\n".join(records),
-        ".csv": f'text\n"{long_field}"\none\n"two"\n',
-        ".txt": long,
-    }
-    stem, _, compression = suffix[1:].partition(".")
-    content = contents["." + stem].encode()
+    content, texts = {
+        "jsonl": ("\n".join(json.dumps({"text": text}) for text in ("one", long, "two")), ["one", "two"]),
+        "csv": (f'text\n"{long_field}"\none\n"two"\n', ["one", "two"]),
+        "txt": (long, []),
+    }[suffix.split(".")[1]]
     file = tmp_path / f"a{suffix}"
-    file.write_bytes(gzip.compress(content) if compression else content)
+    file.write_bytes(gzip.compress(content.encode()) if suffix.endswith(".gz") else content.encode())
     with pytest.raises(DataError, match=rf"a{suffix}:[12]: the .* is longer than 0 MB; cut its text into several doc"):
         list(read_documents(file))
     bad = BadLines()
-    texts = [text for _, text in read_documents(file, bad_lines=bad)]
-    assert texts == ([] if stem == "txt" else ["one", "two"])
-    assert bad.counts == {"too long": 1}
+    assert [text for _, text in read_documents(file, bad_lines=bad)] == texts and bad.counts == {"too long": 1}
 
 
 def test_a_json_value_over_the_limit_ends_the_file_it_is_in(tmp_path, small_limit):

@@ -19,11 +19,13 @@ from dataset.reading.documents import is_chat_file, read_documents
 from dataset.reading.faults import BadLine, BadLines
 from dataset.reading.json_files import text_of_line
 from tests.chats import turn
+from tests.dataset.reading.test_formats import write_arrow
 
 ASKED = turn("user", "Hi")
 SAID = turn("assistant", "Yes")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"name": "f", "arguments": {"x": 1}}
+CALLED = turn("assistant", "", tool_calls=[CALL])
 CALL_AS_TEXT = {"name": "f", "arguments": '{"x": 1}'}
 
 
@@ -60,12 +62,9 @@ def test_what_is_said_is_told_without_the_form():
         (turn("assistant", "<think>\n\n</think>\n\nYes"), SAID),
         (turn("assistant", "No <think>hm</think>"), turn("assistant", "No <think>hm</think>")),
         (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
-        (turn("assistant", "", tool_calls=json.dumps([CALL])), turn("assistant", "", tool_calls=[CALL])),
-        (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), turn("assistant", "", tool_calls=[CALL])),
-        (
-            turn("assistant", "", tool_calls={"name": "f", "parameters": {"x": 1}}),
-            turn("assistant", "", tool_calls=[CALL]),
-        ),
+        (turn("assistant", "", tool_calls=json.dumps([CALL])), CALLED),
+        (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), CALLED),
+        (turn("assistant", "", tool_calls={"name": "f", "parameters": {"x": 1}}), CALLED),
     ],
 )
 def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
@@ -106,11 +105,7 @@ def nested(levels):
         ({"conversations": []}, "no conversation", "no list of messages"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "no assistant message says"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
-        (
-            {"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]},
-            "bad message",
-            "the weight 0.5 is neither 0 nor 1",
-        ),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "0.5 is neither 0 nor 1"),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "content is no text", "message 2"),
         ({"messages": [SAID, "a"]}, "another shape", "a turn of the conversation is no object"),
@@ -123,11 +118,7 @@ def nested(levels):
         ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has the role None where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
-        (
-            {"messages": [ASKED, turn("assistant", [{"type": "reasoning", "text": "a"}])]},
-            "content is no text",
-            "message 2",
-        ),
+        ({"messages": [ASKED, turn("assistant", [{"type": "thought"}])]}, "content is no text", "message 2"),
         ({"data": [{"question": "Hi", "answer": "Yes"}]}, "no conversation", "the keys: 'data'"),
         ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "content is no text", "reasoning_content"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
@@ -147,7 +138,6 @@ def test_faults_are_named(record, kind, words):
 
 BRIEF = turn("system", "Be brief")
 ALPACA = "questions with answers (instruction, output)"
-CALLED = turn("assistant", "", tool_calls=[CALL])
 UNTRAINED = turn("assistant", "Yes", weight=0)
 
 
@@ -215,15 +205,11 @@ def test_what_is_told_of_many_lines_takes_a_line_for_each_kind():
     for field in ({"label": False}, {"label": "undesirable"}, {"kto_tag": 0}, {"train": False}, {"weight": 0}):
         assert text_of_conversation({"messages": [ASKED, SAID], **field}, told) == ""
     assert text_of_conversation({"messages": [ASKED, SAID], "label": 0}) != "", "a class"
-    lines = report_of(told)
-    assert lines[0] == "read as: lists of messages (role, content) (300 lines)"
-    assert (
-        lines[1]
-        == "left out: label false (2 lines), kto_tag false (1 line), train false (1 line), weight false (1 line)"
-    )
-    assert re.match(
-        r"passed over: category \(300 lines\), other fields \(2\d\d lines\), images \(6 lines\), ", lines[2]
-    )
+    read_as, left_out, passed_over = report_of(told)
+    assert read_as == "read as: lists of messages (role, content) (300 lines)"
+    one_each = ", ".join(f"{name} false (1 line)" for name in ("kto_tag", "train", "weight"))
+    assert left_out == f"left out: label false (2 lines), {one_each}"
+    assert re.match(r"passed over: category .300 lines., other fields .2\d\d lines., images .6 lines., ", passed_over)
 
 
 def test_a_list_of_turns_may_be_json_or_an_object_of_lists():
@@ -235,7 +221,7 @@ def test_a_list_of_turns_may_be_json_or_an_object_of_lists():
 @pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
 def test_rows_of_tables_are_chats_without_the_nulls_that_arrow_adds(tmp_path, name):
     """Reference: the same records as lines. All structs of a column have the fields of all, those of calls and tools too."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
     path = tmp_path / name
     other_call = {"name": "g", "arguments": {"y": "a", "z": [{"k": 1}, {"l": 2}]}}
     calls = [{**SAID, "tool_calls": [call]} for call in (CALL, other_call)]
@@ -245,12 +231,7 @@ def test_rows_of_tables_are_chats_without_the_nulls_that_arrow_adds(tmp_path, na
         {"messages": [ASKED, calls[1]], "tools": [{"type": "function", "function": {"name": "g"}}]},
         {"messages": [ASKED, {**SAID, "content": "x" * (17 << 20)}]},
     ]
-    table = arrow.Table.from_pylist(records)
-    if name == "a.parquet":
-        parquet.write_table(table, path)
-    else:
-        with arrow.OSFile(str(path), "wb") as file, arrow.ipc.new_stream(file, table.schema) as out:
-            out.write_table(table)
+    write_arrow(path, arrow.Table.from_pylist(records), "parquet" if name == "a.parquet" else "stream")
     assert is_chat_file(path, "text") and not is_chat_file(path, "score")
     told, bad = Counter(), BadLines()
     found = [text for _, text in read_documents(path, CONVERSATION, bad, notes=told)]

@@ -155,9 +155,7 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         assert f"left out: {', '.join(shown)} and 1 more; to read one, name its own path" in line
     assert find_files(str(tmp_path / "*/*/*.py")) == find_files(str(tmp_path / "**/*.py")) == files[:1]
     for name in ("api", "a*/*/b.py"):
-        with pytest.raises(
-            DataError, match="nothing to read there; .*site-packages is left out unless you name its own"
-        ):
+        with pytest.raises(DataError, match="nothing to read there; .*site-packages is left out unless you name"):
             find_files(str(tmp_path / name))
     for name in ("node_modules", "build/main.js", "bundle.js", "*/site-packages/*", "**/node_modules/**"):
         files, lines = choose_files(str(tmp_path / name))

@@ -31,10 +31,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(build, "BLOCK_BYTES", 1000)
 
 
-def write(path, texts=TEXTS):
-    return write_texts(path, texts)
-
-
 def content(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -50,7 +46,7 @@ def check(store, texts, encoder):
 
 
 def test_any_number_of_processes_gives_the_same_bytes(tmp_path, encoder, small_blocks):
-    plain = write(tmp_path / "a.jsonl")
+    plain = write_texts(tmp_path / "a.jsonl", TEXTS)
     raw = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
     (tmp_path / "txt").mkdir()
@@ -66,7 +62,7 @@ def test_any_number_of_processes_gives_the_same_bytes(tmp_path, encoder, small_b
 
 
 def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encoder, monkeypatch):
-    path = write(tmp_path / "a.jsonl")
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
     monkeypatch.setattr(build.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
     open_or_build(path, encoder)
     read, hashed = build.file_digest, []
@@ -77,7 +73,7 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
         (store.folder.parent / "hashes.json").write_text(broken)
         assert open_or_build(path, encoder).folder == store.folder
     hashed.clear()
-    new = write(tmp_path / "b.jsonl")
+    new = write_texts(tmp_path / "b.jsonl", TEXTS)
     open_or_build([path, new], encoder)
     assert hashed == [Path(new)], "of a folder that gets a file the new one alone is read"
     hashed.clear()
@@ -91,7 +87,7 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
 
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
     """Nothing stale is ever reused; the same content in another place is."""
-    path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
+    path, cache = write_texts(tmp_path / "a.jsonl", TEXTS), str(tmp_path / "cache")
     first = open_or_build(path, encoder, cache_dir=cache)
     others = [
         open_or_build(path, DocumentEncoder(small_tokenizer(pad="<pad>")), cache_dir=cache),
@@ -99,11 +95,11 @@ def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder
         open_or_build(path, encoder, cache_dir=cache, skip_bad_lines=True),
         open_or_build([path, path], encoder, cache_dir=cache),
     ]
-    write(tmp_path / "a.jsonl", [*TEXTS, "more"])
+    write_texts(tmp_path / "a.jsonl", [*TEXTS, "more"])
     others.append(open_or_build(path, encoder, cache_dir=cache))
     assert len({store.fingerprint for store in [first, *others]}) == 6
     (tmp_path / "other").mkdir()
-    again = open_or_build(write(tmp_path / "other" / "a.jsonl"), encoder, cache_dir=cache)
+    again = open_or_build(write_texts(tmp_path / "other" / "a.jsonl", TEXTS), encoder, cache_dir=cache)
     assert again.folder == first.folder
 
 
@@ -137,7 +133,7 @@ def test_nothing_to_train_on(tmp_path, encoder):
 
 def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
     """Reference: the store as it was built. 25 random bits; each either changes nothing that is read or is noticed."""
-    path = write(tmp_path / "a.jsonl")
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
     folder = open_or_build(path, encoder, progress=False).folder
     built = content(folder)
     generator = np.random.default_rng(0)
@@ -161,7 +157,7 @@ def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, 
 
 def test_read_only_data_folder(tmp_path, encoder, capsys):
     """The fall-back is named; a store that lies beside read-only data is found."""
-    path = write(tmp_path / "a.jsonl")
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
     # A file in the way: root may write anywhere, so permissions would prove nothing.
     (tmp_path / ".token_store").touch()
     store = open_or_build(path, encoder)
@@ -169,15 +165,15 @@ def test_read_only_data_folder(tmp_path, encoder, capsys):
     assert f"using {store.folder.parent}" in capsys.readouterr().out
     assert open_or_build(path, encoder).folder == store.folder
     with pytest.raises(DataError, match="--cache_dir"):
-        open_or_build(write(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
+        open_or_build(write_texts(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
 
 
 def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
-    path = write(tmp_path / "a.jsonl")
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
     real = build.encode_blocks
 
     def edit_first(*args):
-        write(tmp_path / "a.jsonl", ["other"])
+        write_texts(tmp_path / "a.jsonl", ["other"])
         return real(*args)
 
     monkeypatch.setattr(build, "encode_blocks", edit_first)
@@ -207,7 +203,7 @@ def start(path, encoder, procs=1, before=""):
 
 
 def test_processes_that_start_together_build_once(tmp_path, encoder):
-    path = write(tmp_path / "a.jsonl", TEXTS * 100)
+    path = write_texts(tmp_path / "a.jsonl", TEXTS * 100)
     runs = [start(path, encoder) for _ in range(3)]
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0]
@@ -237,7 +233,7 @@ build.encode_blocks = hanging
 def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
     """No half store is readable, the next start clears up, the workers end with their parent."""
     psutil = pytest.importorskip("psutil")
-    path = write(tmp_path / "a.jsonl", TEXTS * 40)
+    path = write_texts(tmp_path / "a.jsonl", TEXTS * 40)
     run = start(path, encoder, procs=2, before=HANGS)
     store = tmp_path / ".token_store"
     wait_until(lambda: list(store.glob(".*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2)
@@ -249,13 +245,13 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     assert not alive
     assert not list(store.glob("a-*/"))
     # It may be one of other data in the same place.
-    open_or_build(write(tmp_path / "b.jsonl"), encoder)
+    open_or_build(write_texts(tmp_path / "b.jsonl", TEXTS), encoder)
     assert not list(store.glob("*under-way"))
 
 
 def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     """A limit on the size of files stands for the full disk."""
-    path = write(tmp_path / "a.jsonl", TEXTS * 20)
+    path = write_texts(tmp_path / "a.jsonl", TEXTS * 20)
     run = start(path, encoder, before="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))")
     _, errors = run.communicate(timeout=60)
     assert "DataError" in errors and "--cache_dir names another folder" in errors
@@ -266,12 +262,12 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
 def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
     monkeypatch.setattr(BlockEncoder, "__call__", lambda self, block: os._exit(9))
     with pytest.raises(DataError, match=r"process \d+ ended with code 9;"):
-        open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+        open_or_build(write_texts(tmp_path / "a.jsonl", TEXTS), encoder, num_procs=2)
 
 
 def test_a_split_is_part_of_the_name_of_a_store_only_where_it_splits(tmp_path, encoder):
     (tmp_path / "a.txt").write_text("the cat\nsat on\n\na mat\n")
-    plain, jsonl = open_or_build(str(tmp_path / "a.txt"), encoder), write(tmp_path / "b.jsonl", TEXTS[:3])
+    plain, jsonl = open_or_build(str(tmp_path / "a.txt"), encoder), write_texts(tmp_path / "b.jsonl", TEXTS[:3])
     split = open_or_build(str(tmp_path / "a.txt"), encoder, split_text="lines")
     check(split, ["the cat", "sat on", "a mat"], encoder)
     assert len(plain) == 1 and plain.folder != split.folder

@@ -103,7 +103,7 @@ def test_the_flags_of_weights_masking_sampling_and_adam_reach_them(data, tmp_pat
     assert {name: getattr(run.engine.model, name) for name in sampling} == sampling
     plan, assembler, group = run.job.plan(0), run.job.assembler, run.engine.groups[0]
     totals = plan.totals(0, plan.n_rows)
-    assert (assembler.share, assembler.style) == (0.5, "bert") and totals.masked > 0.4 * totals.targets
+    assert (assembler.mask_share, assembler.style) == (0.5, "bert") and totals.masked > 0.4 * totals.targets
     # Without the correction the moments count as those of a late update.
     assert group["eps"] == 1e-3 and run.engine.optimizers[0].state[group["params"][0]]["step"] > 1000
 

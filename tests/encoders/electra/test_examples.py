@@ -10,8 +10,9 @@ from common.errors import DataError
 from dataset.loader import UpdateSchedule
 from dataset.packing import all_documents
 from dataset.store.build import open_or_build
-from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
+from dataset.tokenizing.wordpiece import save_wordpiece
 from encoders.electra.examples import ElectraAssembler, ElectraPlan, Examples, LineEncoder
+from encoders.vocabulary import load_wordpiece
 from model.loss import IGNORE
 from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of, write_texts
 
@@ -138,7 +139,7 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
     tokenizer, encoder, store, _ = opened
     plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1, -1, all_documents(store)), 0.15, 1, epoch)
     assembler = ElectraAssembler(store, tokenizer, 32, 0.15, style, 1)
-    schedule, found = UpdateSchedule(plan.n_rows, batch_size, 2, world_size, start_row), {}
+    schedule, found = UpdateSchedule(plan.n_rows, 2 * batch_size * world_size, batch_size, world_size, start_row), {}
     for rank in range(world_size):
         for (_, _, lo, hi), (*_, batch) in zip(
             steps_of(schedule, rank), batches_of(assembler, plan, schedule, rank, workers), strict=True

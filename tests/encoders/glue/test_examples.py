@@ -9,14 +9,14 @@ from transformers import BertTokenizer
 
 from common.errors import DataError, UserError, user_errors
 from encoders.glue.examples import Features, GlueAssembler, GluePlan, cached_features, encode_file, examples_of
-from encoders.glue.tasks import LARGEST_SCORE, TASKS, Task, task_list, task_name
+from encoders.glue.tasks import MAX_SCORE, TASKS, Task, task_list, task_name
 from tests.helpers import SHARED, needs_shared
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", '"', "[", "]", "sep", *"abcdefghij"]
 RTE = "index\tsentence1\tsentence2\tlabel"
 OWN = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
 LONG = "a" * ((1 << 20) + 1)
-SCORE = Task("mine", ("text",), "label", (), ("pearson",), bounds=(-LARGEST_SCORE, LARGEST_SCORE))
+SCORE = Task("mine", ("text",), "label", (), ("pearson",), bounds=(-MAX_SCORE, MAX_SCORE))
 
 
 def tokenizer():

@@ -11,15 +11,15 @@ from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import train_pretrain
+from trainer import command, train_pretrain
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command, memory
+from trainer.pretrain import memory
 from trainer.pretrain.memory import recorded_rows, resolve_batch_size, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
-USUAL_ROWS = PretrainSettings().usual_rows
+USUAL_ROWS = PretrainSettings().batch_size
 
 
 @pytest.mark.parametrize(

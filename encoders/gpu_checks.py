@@ -1,6 +1,6 @@
 """Checks of ELECTRA and GLUE on a device: the last section of benchmarks/gpu.py, and `pytest -m gpu`.
 
-The text is the documentation inside Python. gpu_checks.py describes the form of a check.
+The text is the documentation inside Python. benchmarks/gpu_checks.py describes the form of a check.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from benchmarks.corpora import texts_of
 from benchmarks.gpu_checks import Check, command_of, output_of, resumes_bitwise, start
 from dataset.embedded_corpus import build_embedded_corpus
 
-# The run that is killed, see gpu_checks.py. It lasts some seconds beyond its first save.
+# The run that is killed, see benchmarks/gpu_checks.py. It lasts some seconds beyond its first save.
 RESUMED = """--hidden_size 128 --intermediate_size 256 --num_hidden_layers 2 --embedding_size 64 --max_seq_len 64 --batch_size 8
     --max_steps 600 --save_interval 3 --log_interval 10 --deterministic 1 --use_compile 1"""
 # Nearly as `make electra`
@@ -53,7 +53,7 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
         output_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
         run = folder / "electra_small"
         lines = (run / "electra_small.metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        auc = [record["val_disc_auc"] for record in map(json.loads, lines) if "val_disc_auc" in record][-1]
+        auc = [line["val_disc_auc"] for line in map(json.loads, lines) if "val_disc_auc" in line][-1]
         learned = f"a held-out AUC of {auc:.3f}"
         assert auc >= MIN_AUC[device.type], f"{learned}, expected {MIN_AUC[device.type]}"
         if importlib.util.find_spec("sklearn") is None:
@@ -68,14 +68,14 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
         output_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
         results = json.loads((folder / "glue" / TASK / "seed_42" / "eval_results.json").read_text(encoding="utf-8"))
         accuracy = results["results"]["accuracy"]
-        found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
-        assert accuracy >= MIN_ACCURACY, f"{found}, expected {MIN_ACCURACY}"
-        return found
+        outcome = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
+        assert accuracy >= MIN_ACCURACY, f"{outcome}, expected {MIN_ACCURACY}"
+        return outcome
 
 
-def write_lines(path: Path, records: Sequence[dict[str, str]]) -> Path:
+def write_lines(path: Path, objects: Sequence[dict[str, str]]) -> Path:
     """Write one JSON object a line."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in objects), encoding="utf-8")
     return path
 
 

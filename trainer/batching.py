@@ -1,0 +1,55 @@
+"""How an update is cut: into micro-batches, and these among the ranks.
+
+With --batch_size 32 and --accumulation_steps 2, eight ranks are one of two things:
+
+                                     rows of an update   micro-batches, one after the other   rows of one on a rank   at once
+    torchrun: each has its own              512                          2                              32                8
+    a divided command: shared ones           64                          2                               4                1
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from common.settings import field_default
+from dataset.loader import UpdateSchedule
+from trainer.machine.ranks import Ranks
+from trainer.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a run cuts its updates. With the same `rows` another number of ranks trains the same updates.
+
+    rows: of an update, over all ranks. micro_batches: of an update, one after the other on each rank. flag_rows: rows that flags such as
+    --warmup_iters count as a micro-batch.
+    """
+
+    ranks: Ranks
+    rows: int
+    micro_batches: int
+    flag_rows: int
+
+    @classmethod
+    def of(cls, settings: RunSettings, ranks: Ranks) -> "Batching":
+        """As the flags say; with --batch_size auto the rows of its default, in whatever micro-batches they will be."""
+        kind: Any = type(settings)
+        batch_size = settings.batch_size or field_default(kind, "batch_size")
+        rows_at_once = batch_size * ranks.micro_batches_at_once
+        if settings.rows_per_update:
+            # Flags count each micro-batch, so that a warm-up does not depend on the number of ranks.
+            micro_batches = math.ceil(settings.rows_per_update / rows_at_once)
+            return cls(ranks, settings.rows_per_update, micro_batches, flag_rows=batch_size)
+        steps = settings.accumulation_steps
+        # Micro-batches that ranks compute at once count as one.
+        return cls(ranks, steps * rows_at_once, steps, flag_rows=rows_at_once)
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows of a micro-batch on one rank."""
+        # All of equal size: if all but the last were full, some ranks might have no rows in the last one.
+        return math.ceil(self.rows / (self.micro_batches * self.ranks.world_size))
+
+    def schedule(self, n_rows: int, start_row: int = 0) -> UpdateSchedule:
+        """Distribution of an epoch's rows, from start_row on."""
+        return UpdateSchedule(n_rows, self.rows, self.micro_rows, self.ranks.world_size, start_row)
