@@ -10,7 +10,7 @@ from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
-from trainer.budget.outcome import plan_path, plan_to_resume, refuse_forgotten_budget, write_plan
+from trainer.budget.plan import plan_path, plan_to_resume, refuse_forgotten_budget, write_plan
 from trainer.budget.planner import plan_run
 from trainer.job import RunContext
 from trainer.launch import launch

@@ -5,7 +5,8 @@ from functools import partial
 
 from dataset.packing import RowPlan
 from model.config import parameter_count
-from trainer.budget import hardness, laws
+from trainer.budget import laws
+from trainer.budget.difficulty import difficulty_of
 from trainer.job import SHORT_RUN_FLOPS, Forecast, RunOverview
 from trainer.pretrain.memory import mean_context
 from trainer.pretrain.parts import Parts
@@ -71,16 +72,16 @@ def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> For
     # A run of seconds needs no curve.
     if not is_known or not parts.ranks.is_main or overview.flops < SHORT_RUN_FLOPS:
         return None
-    scale = hardness.text_scale(parts.corpus.assembler(), first_plan, None)
+    difficulty = difficulty_of(parts.corpus.assembler(), first_plan, None)
     # No forecast for text that is much easier than any that was measured.
-    if scale < laws.EASIEST:
+    if difficulty < laws.MIN_DIFFICULTY:
         return None
     sources = laws.parts_of(parts.corpus, first_plan.row_targets(0, first_plan.n_rows))
     law = partial(
         laws.expected_loss,
         config,
         parts=sources,
-        scale=scale,
+        difficulty=difficulty,
         optimizer=settings.optimizer,
         # The gain of induction heads was measured with Muon.
         init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",

@@ -15,7 +15,7 @@ from common.errors import UserError
 from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainer_of, write_corpus
 from trainer import train_pretrain
 from trainer.budget import clock, costs, laws, planner
-from trainer.budget.outcome import plan_path, write_plan
+from trainer.budget.plan import plan_path, write_plan
 from trainer.job import RunContext
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
@@ -273,8 +273,8 @@ def test_what_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, words,
     monkeypatch.setattr(costs.RunCosts, "timed", timed)
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
     if is_long:
-        monkeypatch.setattr(laws, "MOST_PASSES", math.inf)
-        monkeypatch.setattr(laws, "MOST_PARAMETERS_PER_TOKEN", math.inf)
+        monkeypatch.setattr(laws, "MAX_PASSES", math.inf)
+        monkeypatch.setattr(laws, "MAX_PARAMETERS_PER_TOKEN", math.inf)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--cpu_processes", "1"]
     assert train_pretrain.main([*arguments, *words.split(), "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)
