@@ -17,9 +17,10 @@ from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.ranks import on_main, ranks_of_launcher
+from trainer.pretrain.data import announce_embedded_corpus, refuse_too_little_text
 from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
+from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, why_not_divisible
 from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.run_folder import check_writable
@@ -74,6 +75,9 @@ def divisible_of(settings: PretrainSettings) -> Divisible | None:
 
 def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob]) -> int:
     """Set up, train, and report."""
+    # before the planner's measurements and the model take some of it
+    free = free_memory(run_context.device, run_context.ranks)
+    on_main(run_context.ranks, lambda: announce_embedded_corpus(settings, job_kind.kind))
     if settings.has_budget:
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
@@ -84,7 +88,10 @@ def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[Pr
         settings = planned
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
-    parts = open_run(settings, run_context, job_kind.kind)
+    parts = open_run(settings, run_context, free, job_kind.kind)
+    if not settings.has_budget:
+        # The planner has checked that of a budget, and its clock may ask for more updates than there is text for.
+        refuse_too_little_text(settings, parts.corpus)
     job = job_kind(parts)
     # What the loop and the job take from the planner is handed in here.
     job.advise = partial(advise, parts)

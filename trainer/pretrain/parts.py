@@ -16,10 +16,10 @@ from trainer.evaluation import read_prompts
 from trainer.job import RunContext
 from trainer.launch import lock_files
 from trainer.machine.devices import pick_dtype, seed_everything
-from trainer.machine.ranks import Ranks
-from trainer.pretrain.data import DOCUMENTS, TextKind, open_data
+from trainer.machine.ranks import Ranks, wait_for_all_ranks
+from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.initial_model import open_model, settings_of_folder
-from trainer.pretrain.memory import free_memory, resolve_batch_size
+from trainer.pretrain.memory import resolve_batch_size
 from trainer.pretrain.settings import PretrainSettings
 
 
@@ -49,15 +49,15 @@ class Parts:
     notices: list[str]
 
 
-def open_run(settings: PretrainSettings, run_context: RunContext, kind: TextKind = DOCUMENTS) -> Parts:
+def open_run(
+    settings: PretrainSettings, run_context: RunContext, free: float | None, kind: TextKind = DOCUMENTS
+) -> Parts:
     """Open everything that can fail, quick steps first. A collective.
 
-    kind: documents or conversations. Errors: UserError, in one line, for flags that do not fit.
+    free: bytes of memory, measured before anything took some of it. kind: documents or conversations. Errors: UserError, in one line, for flags that do not fit.
     """
     ranks, device = run_context.ranks, run_context.device
     dtype, notices = pick_dtype(settings.dtype, device)
-    # measured before the model is on the device
-    free = free_memory(device, ranks)
     # The same seed on all ranks, so that all start with the same weights.
     seed_everything(settings.seed)
     with user_errors():
@@ -77,7 +77,10 @@ def open_run(settings: PretrainSettings, run_context: RunContext, kind: TextKind
         lock_files(ranks, stem)
 
         # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-        corpus = open_data(flags, encoder, kind, ranks)
+        corpus = open_corpus(flags, encoder, ranks, kind)
+        with wait_for_all_ranks(ranks):
+            # Raises if there is nothing to train.
+            corpus.plan(0)
         model.train()
 
         # From here on --batch_size is a number.

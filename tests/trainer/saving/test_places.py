@@ -24,7 +24,7 @@ def complaint(monkeypatch, **changes):
     def too_late(*arguments, **named):
         raise AssertionError("the data is opened already")
 
-    monkeypatch.setattr(parts, "open_data", too_late)
+    monkeypatch.setattr(parts, "open_corpus", too_late)
     with pytest.raises(UserError) as error:
         train_pretrain.main(flags(**changes))
     assert "\n" not in str(error.value)
