@@ -27,7 +27,7 @@ from trainer.saving.run_folder import check_writable
 
 
 def run_command(
-    job_kind: type[PretrainJob],
+    job_class: type[PretrainJob],
     settings: PretrainSettings,
     argv: Sequence[str] | None,
 ) -> int:
@@ -42,7 +42,7 @@ def run_command(
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
     processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
-    return launch(partial(train, job_kind=job_kind), settings, argv, processes, notices)
+    return launch(partial(train, job_class=job_class), settings, argv, processes, notices)
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
@@ -73,26 +73,26 @@ def divisible_of(settings: PretrainSettings) -> Divisible | None:
     return Divisible(rows, settings.max_seq_len, parameter_count(config), reason, rows_are_open=is_open)
 
 
-def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob]) -> int:
+def train(settings: PretrainSettings, run_context: RunContext, job_class: type[PretrainJob]) -> int:
     """Set up, train, and report."""
     # before the planner's measurements and the model take some of it
     free = free_memory(run_context.device, run_context.ranks)
-    on_main(run_context.ranks, lambda: announce_embedded_corpus(settings, job_kind.kind))
+    on_main(run_context.ranks, lambda: announce_embedded_corpus(settings, job_class.kind))
     if settings.has_budget:
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
             on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, run_context, job_kind.kind)
+        planned = plan_run(settings, run_context, job_class.kind)
         if planned is None:
             return 0
         settings = planned
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
-    parts = open_run(settings, run_context, free, job_kind.kind)
+    parts = open_run(settings, run_context, free, job_class.kind)
     if not settings.has_budget:
         # The planner has checked that of a budget, and its clock may ask for more updates than there is text for.
         refuse_too_little_text(settings, parts.corpus)
-    job = job_kind(parts)
+    job = job_class(parts)
     # What the loop and the job take from the planner is handed in here.
     job.advise = partial(advise, parts)
     job.length.clock = clock_of(parts)

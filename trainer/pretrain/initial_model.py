@@ -143,15 +143,15 @@ def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, Mi
         return settings, None
     config = read_config(folder)
     config.dropout = settings.dropout
-    found: dict[str, object] = {}
+    shape: dict[str, object] = {}
     for name in MODEL_FLAGS:
-        found[name] = getattr(config, name)
+        shape[name] = getattr(config, name)
         asked = getattr(settings, name)
         # None: not given. A flag is compared even if it repeats the default of a fresh model.
-        if asked is not None and asked != found[name]:
-            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
-    found["tokenizer_path"] = settings.tokenizer_path or str(folder)
+        if asked is not None and asked != shape[name]:
+            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {shape[name]}: leave the flag out")
+    shape["tokenizer_path"] = settings.tokenizer_path or str(folder)
     if not settings.tokenizer_path and not has_tokenizer(folder):
         raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
     # The type checker does not see that names and values belong together.
-    return dataclasses.replace(settings, **found), config  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **shape), config  # type: ignore[arg-type]

@@ -112,9 +112,9 @@ def note_on_spelt_tokens(corpus: Corpus, tokenizer: Any) -> list[str]:
     # Padding would end no document.
     tokens = [token for token in tokenizer.all_special_tokens if token.strip() and token != tokenizer.pad_token]
     for store in corpus.stores:
-        places = pairwise(store.offsets[:201].tolist())
-        ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
-        texts = [str(tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+        spans = pairwise(store.offsets[:201].tolist())
+        ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in spans]
+        texts = [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in ids]
         for token in tokens:
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
@@ -147,7 +147,7 @@ def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
     chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
     begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
     # A document may be longer than the whole sample; a token hardly ever has less than a byte.
-    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    texts = [tokenizer.decode(store.tokens[begin:end].tolist(), skip_special_tokens=True) for begin, end in places]
+    spans = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
+    texts = [tokenizer.decode(store.tokens[begin:end].tolist(), skip_special_tokens=True) for begin, end in spans]
     raw = "\n".join(texts).encode(errors="replace")
     return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)
