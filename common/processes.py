@@ -63,7 +63,7 @@ def cgroups(controller: str) -> list[Path]:
 
     controller: "cpu" or "memory". In version 1, as on RHEL 8, each has folders of its own; in version 2 they share them.
     """
-    found = []
+    folders = []
     for line in text_of_file(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -71,8 +71,8 @@ def cgroups(controller: str) -> list[Path]:
         top = SYSTEM_ROOT / "sys/fs/cgroup" / (controller if controllers else "")
         group = Path(path.removeprefix("/"))
         # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
-        found += [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
-    return found
+        folders += [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
+    return folders
 
 
 def text_of_file(path: Path) -> str:
@@ -127,7 +127,7 @@ class Workers:
     init: called first in each process. Without fork both functions are pickled. Errors: WorkerDied.
     """
 
-    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
+    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object] | None = None) -> None:
         self._processes: list[BaseProcess] = []
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
         # one thread per process, to wait for its result
@@ -198,11 +198,12 @@ def _lost(process: BaseProcess) -> WorkerDied:
     return WorkerDied(f"process {process.pid} {how}")
 
 
-def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object] | None) -> None:
     """Main loop of a process of a pool, until its pipe is closed."""
     ignore_stop_signals()
     die_with_parent(parent)
-    init()
+    if init is not None:
+        init()
     answer: tuple[Exception | None, Any]
     # Raised once the parent has ended, while this process waits for an item or sends an answer
     with contextlib.suppress(EOFError, ConnectionError):
