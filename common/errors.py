@@ -17,7 +17,7 @@ class PrintedByAnotherRank(UserError):
 
 
 class DataError(UserError):
-    """Something in the data that its owner can fix: one line with the place, the problem and the fix."""
+    """Something in the data that its owner can fix: one line with the location, the problem and the fix."""
 
 
 @contextlib.contextmanager

@@ -123,11 +123,11 @@ def atomic_folder(folder: Path, temporary: Path, last: str = "") -> Iterator[Pat
             replace(temporary, folder)
     except Exception as error:
         # These libraries have the system's error number only in their text.
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if isinstance(error, OSError) or not (found or isinstance(error, SafetensorError)):
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if isinstance(error, OSError) or not (match or isinstance(error, SafetensorError)):
             raise
         # The fourth argument counts on Windows, which has numbers of its own.
-        number = [int(found[1])] if found else []
+        number = [int(match[1])] if match else []
         raise OSError(*(number or [errno.EIO]), one_line(error), str(folder), *number) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -284,5 +284,5 @@ def file_lock(path: Path, keep_file: bool = False) -> Any:
 
 def user_cache() -> Path:
     """The user's cache folder; the system's for temporary files if the user has no home, as in some containers."""
-    place = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Path(tempfile.gettempdir() if place.startswith("~") else place) / "minimind"
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "minimind"

@@ -63,7 +63,7 @@ def cgroups(controller: str) -> list[Path]:
 
     controller: "cpu" or "memory". In version 1, as on RHEL 8, each has folders of its own; in version 2 they share them.
     """
-    found = []
+    folders = []
     for line in text_of_file(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -71,8 +71,8 @@ def cgroups(controller: str) -> list[Path]:
         top = SYSTEM_ROOT / "sys/fs/cgroup" / (controller if controllers else "")
         group = Path(path.removeprefix("/"))
         # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
-        found += [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
-    return found
+        folders += [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
+    return folders
 
 
 def text_of_file(path: Path) -> str:

@@ -16,7 +16,7 @@ LONGEST_REASON = 200
 
 def printable(text: str) -> str:
     """Returns `text` with <U+001B> and the like for each control character; line feeds and tabs stay."""
-    return _CONTROLS.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return _CONTROLS.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def one_line(text: object) -> str:

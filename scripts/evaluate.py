@@ -61,8 +61,12 @@ LOG_SECONDS = 30
 MORE_TOKENS = 8
 THOUGHT_TOKENS = 256
 MAX_EXPONENT = 700
-# Flags of a single task
-TASK_OF_FLAG = {"stride": "perplexity", "text_field": "perplexity", "split_text": "perplexity", "questions": "answers"}
+# Flags that some tasks do not have
+TASKS_OF_FLAG = {
+    **dict.fromkeys(("stride", "text_field", "split_text"), ("perplexity",)),
+    "max_length": ("perplexity", "pairs"),
+    "questions": ("answers",),
+}
 
 
 class Metric(NamedTuple):
@@ -87,11 +91,9 @@ Task = Callable[["Scorer", DocumentEncoder, argparse.Namespace], Results]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
-    for flag, task in TASK_OF_FLAG.items():
-        if getattr(args, flag) is not None and args.task != task:
-            raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
-    if args.task == "answers" and args.max_length is not None:
-        raise UserError("--max_length has no effect on answers: it is for perplexity and pairs; leave it out")
+    for flag, tasks in TASKS_OF_FLAG.items():
+        if getattr(args, flag) is not None and args.task not in tasks:
+            raise UserError(f"--{flag} has no effect on {args.task}: it is for {' and '.join(tasks)}; leave it out")
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")

@@ -75,11 +75,9 @@ def test_every_token_is_in_exactly_one_example_and_none_spans_two_documents(open
 
 def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
     """Reference: gather lines to the target, cut at (target - 3)//2, carry the rest over; without the random choices."""
-    import encoders.electra.examples as module
-
     tokenizer, encoder, store, documents = opened
     for name in ("SINGLE_SEGMENT", "RANDOM_TARGET", "OVERFLOW"):
-        monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setattr(f"encoders.electra.examples.{name}", 0.0)
     T, expected = 24, []
     for document in documents:
         lines = [len(line) for line in document]
@@ -141,9 +139,8 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
     assembler = ElectraAssembler(store, tokenizer, 32, 0.15, style, 1)
     schedule, found = UpdateSchedule(plan.n_rows, 2 * batch_size * world_size, batch_size, world_size, start_row), {}
     for rank in range(world_size):
-        for (_, _, lo, hi), (*_, batch) in zip(
-            steps_of(schedule, rank), batches_of(assembler, plan, schedule, rank, workers), strict=True
-        ):
+        steps = zip(steps_of(schedule, rank), batches_of(assembler, plan, schedule, rank, workers), strict=True)
+        for (_, _, lo, hi), (*_, batch) in steps:
             found |= {row: [part[row - lo].tolist() for part in batch] for row in range(lo, hi)}
     return found
 

@@ -19,13 +19,16 @@ from common.files import remove
 from encoders.glue import command
 from encoders.glue.job import GlueJob, init_model, layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
-from encoders.glue.tasks import TASKS
+from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.helpers import ROOT, before_update
+from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.job import Length, Progress
 from trainer.machine.ranks import Ranks
+from trainer.reporting.records import METRICS as METRICS_CHART
+from trainer.reporting.records import RunRecords
 
 
 @pytest.fixture(scope="module")
@@ -284,3 +287,13 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
+
+
+def test_the_metrics_of_every_task_have_a_chart_and_a_figure(tmp_path):
+    names = {name for task in TASKS.values() for name in task.metrics}
+    names |= {name for of_kind in METRICS.values() for name in of_kind}
+    line = {"tokens": 1, "loss": 2.0, **dict.fromkeys(names, 0.25), "accuracy-mm": 0.125}
+    run = RunRecords.read(add(tmp_path / "a.metrics.jsonl", line))
+    assert {curve.field for curve in run.curves(METRICS_CHART)} == {*names, "accuracy-mm"}
+    figures = dict(run.figures())
+    assert figures["accuracy-mm"] == "0.1250" and all(figures[name] == "0.2500" for name in names)

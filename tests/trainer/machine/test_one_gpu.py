@@ -1,4 +1,4 @@
-"""A start of all trainers on a machine with one GPU, which simulated_cuda.py plays. Reference: the same run on the CPU."""
+"""A start of the trainer on a machine with one GPU, which simulated_cuda.py plays. Reference: the same run on the CPU."""
 
 import json
 from types import SimpleNamespace
@@ -12,10 +12,6 @@ from model import backend as backends
 from model import model_minimind, moe
 from model.fast import experts as ways
 from model.fast import flex_attention
-from tests.encoders.electra.test_command import train as train_electra
-from tests.encoders.electra.test_command import write_vocab
-from tests.encoders.electra.test_examples import write_lines
-from tests.encoders.glue.glue_helpers import fine_tune, make_place
 from tests.faults.harness import rank_environments
 from tests.helpers import assert_same_weights, flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -158,21 +154,6 @@ def test_a_compiled_run_compiles_every_micro_batch(compiled, use_moe, optimizer,
     assert losses(whole) == pytest.approx(losses(plain), rel=1e-3)
     assert [record["tokens"] for record in records(whole)] == [record["tokens"] for record in records(plain)]
     assert_same_weights(resumed, whole)
-
-
-def test_electra_starts_and_ends_there(tmp_path):
-    data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
-    with simulated_cuda() as cuda:
-        run = train_electra(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "out", device=None, max_steps=2)
-    assert run.engine.device == torch.device("cuda", 0) and cuda.chosen[0] == 0
-    assert run.progress.update == 2
-
-
-def test_fine_tuning_starts_and_ends_there(tmp_path):
-    place = make_place(tmp_path / "glue")
-    with simulated_cuda() as cuda:
-        fine_tune(place, tmp_path / "gpu", device="cuda", epochs=1)
-    assert cuda.chosen[0] == 0 and cuda.mode.asked > 0
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

@@ -5,9 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from tests.encoders.electra.test_command import data as data  # noqa: F401 - a fixture
-from tests.encoders.electra.test_command import train
-from tests.helpers import before_update
+from tests.helpers import before_update, train
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine.command_line import error_line
 from trainer.machine.devices import deterministic
@@ -22,12 +20,14 @@ def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
     assert line.startswith("--deterministic 1: put_ has no deterministic form") and code == 2
 
 
-def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):  # noqa: F811 - the fixture
+def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen = []
     for on_gpu, wanted in ((True, 1), (True, 0), (False, 1)):
         look = before_update(1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
         with simulated_cuda() if on_gpu else contextlib.nullcontext(), look:
-            train(**data, out_dir=tmp_path, max_steps=1, deterministic=wanted, device=None if on_gpu else "cpu")
+            train(
+                data_path=data, out_dir=tmp_path, max_updates=1, deterministic=wanted, device=None if on_gpu else "cpu"
+            )
     # On a CPU every run gives the same bits anyway.
     assert seen == [True, False, False]

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.start import ROOT, next_command
-from encoders.glue.tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
 from trainer.reporting.html_report import write_report
-from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample
 
 START = {
@@ -82,16 +80,6 @@ def test_the_page_of_a_run(data, tmp_path):
     assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
     assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_metrics_of_every_task_have_a_chart_and_a_figure(tmp_path):
-    names = {name for task in TASKS.values() for name in task.metrics}
-    names |= {name for of_kind in METRICS.values() for name in of_kind}
-    line = {"tokens": 1, "loss": 2.0, **dict.fromkeys(names, 0.25), "accuracy-mm": 0.125}
-    run = RunRecords.read(add(tmp_path / "a.metrics.jsonl", line))
-    assert {curve.field for curve in run.curves(METRICS_CHART)} == {*names, "accuracy-mm"}
-    figures = dict(run.figures())
-    assert figures["accuracy-mm"] == "0.1250" and all(figures[name] == "0.2500" for name in names)
 
 
 def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoders.electra.test_command import train as train_electra
-from tests.encoders.electra.test_examples import write_lines, write_vocab
-from tests.encoders.glue.glue_helpers import fine_tune, make_place
 from tests.helpers import train, write_corpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
@@ -71,14 +68,3 @@ def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
     train(**options)
     train(**options, from_resume=1, epochs=2)
     check(renames, ["update_", ".pth", ".json", "_old1", "metrics.jsonl", "settings.yaml", ".token_store"])
-
-
-@pytest.mark.slow
-def test_electra_and_glue_rename_nothing_that_is_open(tmp_path, renames):
-    data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
-    for _ in range(2):
-        train_electra(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "electra", max_steps=2)
-    place = make_place(tmp_path / "place")
-    for _ in range(2):
-        fine_tune(place, tmp_path / "glue", epochs=1, overwrite_output_dir=1)
-    check(renames, ["discriminator", "generator", "eval_results.json", "model"])
