@@ -404,12 +404,12 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
 
 def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
-    budget = costs.settings
-    if budget.budget_tokens is not None:
-        return budget.budget_tokens
+    settings = costs.settings
+    if settings.budget_tokens is not None:
+        return settings.budget_tokens
     most = costs.max_passes * costs.text.unique
-    if budget.budget_flops is not None:
-        return min(budget.budget_flops / costs.token_flops(config), most)
+    if settings.budget_flops is not None:
+        return min(settings.budget_flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
     assert seconds is not None
     without_updates = costs.other_seconds(config, cut, 0.0)
