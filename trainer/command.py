@@ -54,10 +54,10 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    # The plan, or the job, chooses rows that the processes can share.
+    # The plan, or the job, chooses the rows.
     is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_open else settings.batch_size
-    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config), is_open)
+    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config))
 
 
 def train(settings: PretrainSettings, run_context: RunContext, job_class: type[PretrainJob]) -> int:
