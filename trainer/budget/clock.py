@@ -34,7 +34,7 @@ from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import seconds_of
 
 # Checks of the remaining time in a run
@@ -255,27 +255,27 @@ class Clock:
             self.moved = DecaySchedule(int(decay_start), int(end), start_factor)
 
 
-def clock_of(job: PretrainJob) -> Clock | None:
+def clock_of(parts: Parts) -> Clock | None:
     """The clock of a run with a time budget; None: it has none."""
-    settings = job.settings
+    settings = parts.settings
     if not settings.budget:
         return None
-    updates, update_rows = settings.max_updates, job.batching.rows
+    updates, update_rows = settings.max_updates, parts.batching.rows
     # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: epochs until all text has
     # been read once, more than one in a mixture, whose epoch ends with its scarcest source.
-    first_plan = job.corpus.plan(0)
+    first_plan = parts.corpus.plan(0)
     targets = first_plan.row_targets(0, first_plan.n_rows)
-    unique = laws.unique_tokens(laws.parts_of(job.corpus, targets))
+    unique = laws.unique_tokens(laws.parts_of(parts.corpus, targets))
     most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
-    evaluated_rows = len(job.validation) * EVAL_ROWS if job.validation else 0
-    interval = settings.eval_interval // job.batching.micro_batches
+    evaluated_rows = len(parts.validation) * EVAL_ROWS if parts.validation else 0
+    interval = settings.eval_interval // parts.batching.micro_batches
     return Clock(
         seconds_of(settings.budget),
         seconds_since_start(),
         DecaySchedule(decay_start=updates - round(settings.decay_share * updates), end=updates),
-        job.ranks,
+        parts.ranks,
         seconds_at_end=FILES_S + REPORT_S * settings.report,
-        sample_seconds=SAMPLE_S_OF_LAYER * job.config.num_hidden_layers * len(job.prompts),
+        sample_seconds=SAMPLE_S_OF_LAYER * parts.model.config.num_hidden_layers * len(parts.prompts),
         evaluation_updates=evaluation_cost(settings.use_compile != "0") * evaluated_rows / update_rows,
         # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,

@@ -112,8 +112,7 @@ def count_text(
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    # The first call has announced the embedded corpus.
-    corpus = open_corpus(settings, encoder, ranks, kind, verbose=difficulty is None)
+    corpus = open_corpus(settings, encoder, ranks, kind)
     if settings.dry_run and difficulty is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
@@ -122,7 +121,7 @@ def count_text(
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
         settings = replace(settings, val_fraction=share)
-        corpus = open_corpus(settings, encoder, ranks, kind, verbose=False)
+        corpus = open_corpus(settings, encoder, ranks, kind)
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = rows.row_targets(0, rows.n_rows)

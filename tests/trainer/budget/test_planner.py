@@ -185,7 +185,7 @@ def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     """A plan is neither made nor written again, and decides on the training alone. Reference: the run that went through."""
-    from trainer.saving.resume import Saver
+    from trainer.saving.saver import Saver
 
     said = {"seed": 7, "grad_clip": 0.1}
     whole = planned(tmp_path / "whole", text, save_interval=5, **said)

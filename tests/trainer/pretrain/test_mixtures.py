@@ -53,7 +53,7 @@ class Moves(Clock):
 @contextlib.contextmanager
 def clock(courses):
     """Runs have this clock."""
-    with mock.patch.object(command, "clock_of", lambda job: Moves(courses, job.settings.max_updates)):
+    with mock.patch.object(command, "clock_of", lambda parts: Moves(courses, parts.settings.max_updates)):
         yield
 
 
