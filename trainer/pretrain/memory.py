@@ -223,9 +223,8 @@ def resolve_batch_size(
         cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
         lines.append(f"--batch_size auto: an update is {cut}{why}")
 
-    # The planner of --budget has checked this already, before its measurements took memory. The formula is for a whole model.
-    is_unchecked = not settings.has_budget and settings.shard == NONE
-    if is_unchecked and free is not None and needed(settings.batch_size) > free:
+    # The formula is for a whole model.
+    if settings.shard == NONE and free is not None and needed(settings.batch_size) > free:
         lines.append(
             f"warning: these micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
             f"{device.type}: if memory runs out, {OUT_OF_MEMORY_ADVICE}"
