@@ -38,7 +38,7 @@ from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
 from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts.arguments import InspectSettings
+from scripts.parsers import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
