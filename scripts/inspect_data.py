@@ -28,6 +28,7 @@ from common.files import relative_to_cwd
 from common.settings import flags_of
 from common.wording import announce, counted, one_line, printable
 from dataset.arrays import Ints
+from dataset.chat.answers import Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
@@ -195,7 +196,7 @@ class DataLook:
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
         if isinstance(self.encoder, ChatEncoder):
             added = 0
-            answers = self.encoder.answers.count(self.store, self.settings.max_seq_len - 1)
+            answers = Answers(*self.encoder.answer_marks).count(self.store, self.settings.max_seq_len - 1)
         rows = []
         for name, documents in self._documents_of_sources():
             lengths = self.lengths[documents]
@@ -271,7 +272,7 @@ class DataLook:
             begin, end = (int(offset) for offset in store.offsets[document : document + 2])
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
             if isinstance(self.encoder, ChatEncoder):
-                tokens = self.encoder.answers.restore_turn_starts(tokens)
+                tokens = Answers(*self.encoder.answer_marks).restore_turn_starts(tokens)
             # The first token is input only. Each further one is the target of the position before it.
             is_trained = [False] + [targets[position] >= 0 for position in positions]
             part = "whole"
