@@ -127,7 +127,7 @@ class Workers:
     init: called first in each process. Without fork both functions are pickled. Errors: WorkerDied.
     """
 
-    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
+    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object] | None = None) -> None:
         self._processes: list[BaseProcess] = []
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
         # one thread per process, to wait for its result
@@ -198,11 +198,12 @@ def _lost(process: BaseProcess) -> WorkerDied:
     return WorkerDied(f"process {process.pid} {how}")
 
 
-def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object] | None) -> None:
     """Main loop of a process of a pool, until its pipe is closed."""
     ignore_stop_signals()
     die_with_parent(parent)
-    init()
+    if init is not None:
+        init()
     answer: tuple[Exception | None, Any]
     # Raised once the parent has ended, while this process waits for an item or sends an answer
     with contextlib.suppress(EOFError, ConnectionError):

@@ -213,13 +213,7 @@ class Loader:
     pin_memory: put them into pinned memory, from which a GPU copies asynchronously.
     """
 
-    def __init__(
-        self,
-        assembler: MakesBatches,
-        rank: int = 0,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
+    def __init__(self, assembler: MakesBatches, rank: int = 0, num_workers: int = 0, pin_memory: bool = False) -> None:
         self.assembler = assembler
         self.rank = rank
         self.num_workers = num_workers

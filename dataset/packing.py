@@ -51,13 +51,13 @@ def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[li
         heapq.heappush(open_rows[free - pairs], (group, row))
         row_of_piece.append(row)
 
-    # The rows get random places in the epoch, and pieces of equal length are shuffled: both sorts are stable.
-    places = np.argsort(bits.random_raw(len(rows)) >> np.uint64(32), kind="stable")
+    # The rows get random positions in the epoch, and pieces of equal length are shuffled: both sorts are stable.
+    position_of_row = np.argsort(bits.random_raw(len(rows)) >> np.uint64(32), kind="stable")
     draws = bits.random_raw(len(pieces)) >> np.uint64(32 + T.bit_length())
     shuffled = [pieces[number] for number in np.argsort(draws, kind="stable")]
     by_length = sorted(shuffled, key=lambda piece: piece[2], reverse=True)
     for piece, row in zip(by_length, row_of_piece, strict=True):
-        rows[places[row]].append(piece)
+        rows[position_of_row[row]].append(piece)
     return [sorted(row) for row in rows]
 
 

@@ -177,7 +177,7 @@ def perplexity(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namesp
         ids = array("i", [encoder.eos_id] if encoder.bos_id is None and encoder.eos_id is not None else [])
         try:
             for part in encoder.encode_in_parts(text):
-                ids.extend(part)
+                ids.extend(part.tolist())
         except TooLongToEncode as error:
             skip_or_raise(Fault(file, line, "too long", str(error)), args.bad_lines)
             continue

@@ -10,12 +10,12 @@ from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
-from trainer.budget.outcome import plan_path, plan_to_resume, refuse_forgotten_budget, write_plan
+from trainer.budget.outcome import plan_path, refuse_forgotten_budget, write_plan
 from trainer.budget.planner import plan_run
 from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
-from trainer.machine.cpu_ranks import Divisible, divide
+from trainer.machine.cpu_ranks import ShareableBatch
 from trainer.machine.ranks import on_main, ranks_of_launcher
 from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
@@ -24,11 +24,7 @@ from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS,
 from trainer.saving.run_folder import check_writable
 
 
-def run_command(
-    job_kind: type[PretrainJob],
-    settings: PretrainSettings,
-    argv: Sequence[str] | None,
-) -> int:
+def run_command(job_kind: type[PretrainJob], settings: PretrainSettings, argv: Sequence[str] | None) -> int:
     """Train what the flags say. Returns the exit code.
 
     argv: the flags as typed, by a notebook or another program, which may have computed something before, and then cannot be
@@ -39,36 +35,27 @@ def run_command(
         restart_clock()
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
-    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=argv is None)
-    return launch(partial(train, job_kind=job_kind), settings, argv, processes, notices)
+    return launch(partial(train, job_kind=job_kind), settings, argv, partial(shareable_batch, settings))
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
 LARGE_VOCABULARY = 64_000
 
 
-def divisible_of(settings: PretrainSettings) -> Divisible | None:
+def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
     """None if flags or a folder of weights are wrong: the job reports why."""
     try:
         _, config = settings_of_folder(settings)
         if config is None:
-            asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
-            config = MiniMindConfig(**asked)
+            config = MiniMindConfig(**{name: getattr(settings, name) for name in MODEL_FLAGS})
             if settings.tokenizer_path != DEFAULT_TOKENIZER:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    reason = why_not_divisible(config)
-    is_planned = settings.has_budget and "batch_size" not in settings.user_set
-    if is_planned and settings.from_resume and (plan := plan_to_resume(settings)):
-        # A resume keeps the batch size of the first start, and the processes that share it.
-        _, before = plan
-        shape = (before.batch_size, before.max_seq_len)
-        return Divisible(*shape, parameter_count(config), reason, processes=int(before.cpu_processes))
-    # The plan, or the job, chooses a batch that the processes can share.
-    is_open = is_planned or settings.batch_size == AUTO_ROWS
+    # The plan, or the job, chooses rows that the processes can share.
+    is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_open else settings.batch_size
-    return Divisible(rows, settings.max_seq_len, parameter_count(config), reason, rows_are_open=is_open)
+    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config), is_open)
 
 
 def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob]) -> int:

@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from common.start import script_path, shell_line
 from trainer.job import RunContext
+from trainer.machine import cpu_ranks
 from trainer.machine.command_line import StopSignals
-from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
+from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.saving.run_folder import check_writable, release_locks, take_lock
-from trainer.settings import MachineSettings
+from trainer.settings import DividedMachineSettings, MachineSettings
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
@@ -28,13 +29,11 @@ def launch(
     train: Callable[[SettingsT, RunContext], int],
     settings: SettingsT,
     argv: Sequence[str] | None,
-    processes: int = 1,
-    notices: Sequence[str] = (),
+    batch_of: Callable[[], ShareableBatch | None] | None = None,
 ) -> int:
     """Call train(settings, run_context) with the ranks joined and stop signals caught. Returns its exit code.
 
-    argv: the flags as typed; None: this process's own.
-    processes: number of processes to fork into. notices: lines about them.
+    argv: the flags as typed; None: this process's own. batch_of: gives the micro-batch that processes may share on a CPU.
     """
     # For the report: the command as a user types it in this folder.
     launcher = ["python"]
@@ -47,12 +46,12 @@ def launch(
         [*launcher, script_path(f"trainer/{settings.prog}"), *(word for word in typed if "--local-rank=" not in word)]
     )
 
-    def work(join: Join) -> int:
+    def work(join: Join, notices: Sequence[str] = ()) -> int:
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             # A notebook that calls a command gets its threads back.
             at_end.callback(torch.set_num_threads, torch.get_num_threads())
             # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
-            torch.set_num_threads(threads_of_each(processes))
+            torch.set_num_threads(available_threads())
             at_end.callback(release_locks)
             # Before a GPU is first used. CPU runs are deterministic anyway.
             if settings.deterministic and pick_device(settings.device).type == "cuda":
@@ -69,9 +68,12 @@ def launch(
                 dist.destroy_process_group()
             return exit_code
 
-    if processes == 1:
-        return work(partial(init_distributed_mode, settings.device, settings.dist_timeout))
-    return run_forked(processes, work)
+    join = partial(init_distributed_mode, settings.device, settings.dist_timeout)
+    if batch_of is None:
+        return work(join)
+    assert isinstance(settings, DividedMachineSettings)
+    # In a notebook, which may have computed something, only if the flag says so.
+    return cpu_ranks.run(work, join, settings, batch_of, allow_auto=argv is None)
 
 
 def lock_files(ranks: Ranks, *stems: Path) -> None:

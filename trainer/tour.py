@@ -146,8 +146,8 @@ def train(args: argparse.Namespace) -> None:
                 loss_sum += loss.item()
                 targets_since_line += int((targets != IGNORE).sum())
                 if step % args.log_interval == 0 or step == n_steps - 1:
-                    place = f"Epoch:[{epoch + 1}/{args.epochs}]({step}/{n_steps})"
-                    print(f"{place} loss:{loss_sum / targets_since_line:.3f} lr:{rate:.12f}", flush=True)
+                    progress = f"Epoch:[{epoch + 1}/{args.epochs}]({step}/{n_steps})"
+                    print(f"{progress} loss:{loss_sum / targets_since_line:.3f} lr:{rate:.12f}", flush=True)
                     loss_sum = 0.0
                     targets_since_line = 0
             torch.nn.utils.clip_grad_norm_(parameters, args.grad_clip or math.inf)

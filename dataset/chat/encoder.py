@@ -79,14 +79,14 @@ class ChatEncoder(DocumentEncoder):
         self._cut_at = re.compile(f"({spellings})")
         # first character of each spelling, also where two overlap
         self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
-        header = tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS)))
+        header = tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS)).tolist())
         self.answer_marks = (self.special[BOS], self.special[EOS], header)
         # version 2: answers that are not trained are marked; 3: marks that are not special count
         self.fingerprint = hashlib.sha256(f"chat {version} {MARKED_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
-    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+    def encode_in_parts(self, text: str) -> Iterator[Ints]:
         """The ids of one conversation. Answers that are not trained are marked, see the top of this file."""
-        yield self._ids_of(text)
+        yield np.array(self._ids_of(text))
 
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of a user's message, up to the assistant's answer."""
@@ -128,5 +128,5 @@ class ChatEncoder(DocumentEncoder):
                     ids.append(self.special[piece])
                 elif piece:
                     for part_ids in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
-                        ids += part_ids
+                        ids += part_ids.tolist()
         return ids

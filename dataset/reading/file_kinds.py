@@ -5,7 +5,6 @@ import contextlib
 import errno
 import functools
 import glob
-import itertools
 import json
 import os
 import re
@@ -297,28 +296,28 @@ def _matches_of(pattern: Path, foreign: set[Path]) -> list[Path]:
     parts = list(pattern.relative_to(fixed).parts)
     while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
-    at = parts.index("**") if "**" in parts else len(parts)
-
-    @functools.cache
-    def is_left_out(match: Path) -> bool:
-        if match == fixed:
-            return False
-        if match.name not in parts and _is_foreign(match):
-            foreign.add(match)
-            return True
-        return is_left_out(match.parent)
-
-    # Sorted: of two links to a folder the first is followed, on every disk.
-    tops = [Path(top) for top in sorted(glob.glob(str(Path(glob.escape(str(fixed)), *parts[:at]))))]
-    tops = [top for top in tops if not is_left_out(top)]
-    if at == len(parts):
-        return tops
-    # Not glob's own `**`, which goes around a loop of links forty times.
-    folders = [folder for top in tops if os.path.isdir(top) for folder, _ in _walk(top, set(), foreign)]
+    matches = [fixed]
+    for part in parts:
+        if part == "**":
+            # Not glob's own `**`, which goes around a loop of links forty times.
+            matches = [
+                Path(folder) for top in matches if os.path.isdir(top) for folder, _ in _walk(top, set(), foreign)
+            ]
+        else:
+            matches = _entries(matches, part, foreign)
     # A last `**` matches folders and files.
-    endings = [parts[at + 1 :]] if parts[at + 1 :] else [[], ["*"]]
-    matches = [_matches_of(Path(folder, *ending), foreign) for folder, ending in itertools.product(folders, endings)]
-    return list(itertools.chain.from_iterable(matches))
+    return matches + _entries(matches, "*", foreign) if parts[-1:] == ["**"] else matches
+
+
+def _entries(folders: Sequence[Path], part: str, foreign: set[Path]) -> list[Path]:
+    """What a part of a pattern matches in some folders. foreign: as in `_matches_of`."""
+    # Sorted: of two links to a folder the first is followed, on every disk.
+    entries = [folder / name for folder in folders for name in sorted(glob.glob(part, root_dir=folder))]
+    if glob.has_magic(part):
+        left_out = set(filter(_is_foreign, entries))
+        foreign |= left_out
+        entries = [entry for entry in entries if entry not in left_out]
+    return entries
 
 
 def notices_on_files(files: Sequence[Path]) -> list[str]:

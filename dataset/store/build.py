@@ -55,7 +55,7 @@ from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import choose_files, expand_user, kind_of
 from dataset.reading.remote import is_address
 from dataset.store.token_store import FILES, TokenStore, read_json
-from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
+from dataset.tokenizing.encoder import MANY_CHARACTERS, DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
@@ -140,8 +140,10 @@ def open_or_build(
                 store = open_store(folder / name, report=True)
                 if store is None:
                     # Before hours of tokenising
-                    texts = plain_texts(files, text_field, skip_bad_lines, document_end)
+                    texts = list(plain_texts(files, text_field, skip_bad_lines, document_end))
                     losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+                    if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
+                        encoder.use_fastokens(texts)
                     with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -305,7 +307,7 @@ class BlockEncoder:
             if isinstance(text, str):
                 try:
                     for ids in self.encoder.encode_in_parts(text):
-                        out.tokens.extend(ids)
+                        out.tokens.frombytes(ids.astype(typecode).tobytes())
                 except TooLongToEncode as error:
                     del out.tokens[before:]
                     text = BadLine("too long", str(error))
@@ -331,11 +333,10 @@ def hash_of_text(raw: bytes) -> int:
 def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
     """Yields the encoded blocks in order. num_procs=1: no process is started."""
     if num_procs == 1:
-        encode.encoder.use_fast_bpe()
         yield from map(encode, blocks)
         return
     try:
-        with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
+        with closing(Workers(num_procs, encode)) as workers:
             # Two blocks per process in flight, so that none waits for the caller.
             yield from workers.results(blocks, ahead=2 * num_procs)
     except WorkerDied as lost:

@@ -32,10 +32,7 @@ VERSION = 1
 
 
 def copies_among(
-    stores: Sequence[TokenStore],
-    encoder: DocumentEncoder,
-    method: str,
-    **options: Unpack[StoreOptions],
+    stores: Sequence[TokenStore], encoder: DocumentEncoder, method: str, **options: Unpack[StoreOptions]
 ) -> tuple[Bools, str, list[str]]:
     """(which documents are copies, a fingerprint of the others, a notice for each store).
 
@@ -61,11 +58,7 @@ def copies_among(
 
 
 def _near_or_exact(
-    stores: Sequence[TokenStore],
-    encoder: DocumentEncoder,
-    exact: Copies,
-    fingerprint: str,
-    options: StoreOptions,
+    stores: Sequence[TokenStore], encoder: DocumentEncoder, exact: Copies, fingerprint: str, options: StoreOptions
 ) -> Bools:
     """The copies of either kind, cached by an earlier start or found now."""
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"

@@ -52,16 +52,16 @@ class LineEncoder(DocumentEncoder):
         """SEP marks the end of a line."""
         return token_id == self.sep_id
 
-    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+    def encode_in_parts(self, text: str) -> Iterator[Ints]:
         """Yields the ids of one text's lines, each followed by SEP."""
         for line in text.split("\n"):
             has_tokens = False
             # SEP comes after all parts of a long line.
             for ids in self._body_in_parts(line):
-                has_tokens = has_tokens or bool(ids)
+                has_tokens = has_tokens or len(ids) > 0
                 yield ids
             if has_tokens:
-                yield [self.sep_id]
+                yield np.array([self.sep_id])
 
 
 class Examples:

@@ -277,10 +277,9 @@ def plan_path(stem: Path) -> Path:
 
 def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
     """Write the plan of a run that starts; a no-op for a run that is not planned."""
-    # A resume must split a micro-batch into as many parts as the first start, or sums differ: the plan has their number.
     if settings.has_budget and not plan_path(stem).is_file():
         in_one_process = {name: ranks.micro_batches_at_once * getattr(settings, name) for name in IN_MICRO_BATCHES}
-        plan = dataclasses.replace(settings, cpu_processes=str(ranks.sharing), **in_one_process)
+        plan = dataclasses.replace(settings, **in_one_process)
         write_settings(plan, plan_path(stem))
 
 

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError
+from common.flags import AUTO
 from common.processes import die_with_parent, usable_cores
 from common.wording import announce, counted
 from trainer.machine.command_line import end_process
@@ -37,6 +38,42 @@ from trainer.machine.devices import pick_device
 from trainer.machine.measure import total_memory
 from trainer.machine.ranks import Ranks, SharedMemory, lost_rank_line, ranks_of_launcher
 from trainer.settings import DividedMachineSettings
+
+# makes this process a rank
+Join = Callable[[], tuple[Ranks, torch.device]]
+# (join, lines for the user about the processes) -> exit code
+Work = Callable[[Join, Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class ShareableBatch:
+    """A micro-batch that processes may share.
+
+    rows: --batch_size, or the most that may still be chosen (rows_are_open). obstacle: why its loss cannot be computed in parts, or "".
+    """
+
+    rows: int
+    positions: int
+    parameters: int
+    obstacle: str = ""
+    rows_are_open: bool = False
+
+
+def run(
+    work: Work,
+    join_alone: Join,
+    settings: DividedMachineSettings,
+    batch_of: Callable[[], ShareableBatch | None],
+    allow_auto: bool,
+) -> int:
+    """Do the work in as many processes as `processes_of` says. Returns its exit code. join_alone: of one process."""
+    n, notices = processes_of(settings, batch_of, allow_auto)
+    if n == 1:
+        return work(join_alone, notices)
+    return run_forked(n, lambda join: work(join, notices))
+
+
+# ------------------------------------------------------------------------------------------------------ how many
 
 # Minimum positions of a micro-batch per process: matrix products of fewer rows take longer per row
 MIN_POSITIONS = 1024
@@ -48,65 +85,45 @@ BYTES_OF_PROCESS = 600 << 20
 SHARE_OF_MEMORY = 0.5
 
 
-@dataclass(frozen=True)
-class Divisible:
-    """A micro-batch to divide among processes.
-
-    rows: --batch_size, or the most that may still be chosen (rows_are_open). why_not_divisible: why its loss cannot be computed in parts,
-    or "". processes: number in the run that is resumed, if any.
-    """
-
-    rows: int
-    positions: int
-    parameters: int
-    why_not_divisible: str = ""
-    rows_are_open: bool = False
-    processes: int | None = None
-
-
-def divide(
-    settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], allow_auto: bool
+def processes_of(
+    settings: DividedMachineSettings, batch_of: Callable[[], ShareableBatch | None], allow_auto: bool
 ) -> tuple[int, list[str]]:
     """Returns (number of processes, lines for the user about it): that of --cpu_processes, or what suits the machine.
 
-    divisible_of: gives the run's micro-batch, None if its flags clash. allow_auto: whether "auto" may start processes.
+    batch_of: gives the run's micro-batch, None if its flags clash. allow_auto: whether "auto" may start processes.
     Errors: UserError for a number that does not fit the run, a device that is not available, or a broken launch.
     """
     asked = settings.cpu_processes
-    n_threads = available_threads()
     obstacle = ""
     if ranks_of_launcher() is not None:
         obstacle = "the launcher sets the number of processes"
-    elif (kind := pick_device(settings.device).type) != "cpu":
-        obstacle = f"the run is on {kind}"
+    elif (device := pick_device(settings.device).type) != "cpu":
+        obstacle = f"the run is on {device}"
     elif sys.platform != "linux":
         obstacle = "it works only on Linux"
-    if obstacle and asked not in ("auto", "1"):
+    if obstacle and asked not in (AUTO, "1"):
         return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
-    is_one = bool(obstacle) or asked == "1" or (asked == "auto" and (n_threads == 1 or not allow_auto))
-    micro_batch = None if is_one else divisible_of()
-    if micro_batch is None:
+    is_one = bool(obstacle) or asked == "1" or (asked == AUTO and not allow_auto)
+    batch = None if is_one else batch_of()
+    if batch is None:
         return 1, []
-    if asked != "auto":
+    if asked == AUTO:
+        n = suitable_number(available_threads(), batch, total_memory(torch.device("cpu")))
+    else:
         n = int(asked)
-        if micro_batch.why_not_divisible:
-            raise UserError(f"--cpu_processes {n}: {micro_batch.why_not_divisible}; drop the flag")
+        if batch.obstacle:
+            raise UserError(f"--cpu_processes {n}: {batch.obstacle}; drop the flag")
         # Open rows are chosen so that any number of processes can share them.
-        if not micro_batch.rows_are_open and micro_batch.rows % n:
+        if not batch.rows_are_open and batch.rows % n:
             raise UserError(
-                f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; use a number that divides "
+                f"--cpu_processes {n}: --batch_size {batch.rows} cannot be divided by it; use a number that divides "
                 "the batch, or auto"
             )
-    elif micro_batch.processes is not None and micro_batch.processes <= n_threads:
-        n = micro_batch.processes
-    else:
-        n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
     if n == 1:
         return 1, []
-    threads = counted(threads_of_each(n), "thread")
-    rows_each = "" if micro_batch.rows_are_open else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
+    rows_each = "" if batch.rows_are_open else f" ({batch.rows // n} of its {batch.rows} rows each)"
     line = (
-        f"{n} processes of {threads} share each micro-batch{rows_each}: processes wait "
+        f"{n} processes of {counted(threads_of_each(n), 'thread')} share each micro-batch{rows_each}: processes wait "
         "for each other a few times per update, threads after every operation; --cpu_processes 1 trains in one process"
     )
     return n, [line]
@@ -123,19 +140,19 @@ def threads_of_each(processes: int) -> int:
     return max(1, available_threads() // processes)
 
 
-def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
+def suitable_number(n_threads: int, batch: ShareableBatch, memory: int | None) -> int:
     """Number of processes that suits a run best. memory: bytes that it may use; None: unknown.
 
     The largest that divides threads and rows, leaves MIN_POSITIONS to each, and fits the memory. It depends on nothing that changes
-    between starts, such as free memory: a resume on the same machine has the same ranks, and continues bit for bit.
+    between starts, such as free memory or the plan of a budget: a resume on the same machine has the same ranks, and
+    continues bit for bit.
     """
     best = 1
     for n in range(2, min(n_threads, MAX_AUTO_PROCESSES) + 1):
-        divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.why_not_divisible
-        is_large = micro_batch.rows // n * micro_batch.positions >= MIN_POSITIONS
+        divides = n_threads % n == 0 and batch.rows % n == 0 and not batch.obstacle
+        is_large = batch.rows // n * batch.positions >= MIN_POSITIONS
         # 16 bytes: weight, gradient and AdamW's two moments
-        needed = n * (BYTES_OF_PROCESS + 16 * micro_batch.parameters)
-        needed += bytes_in_shared_memory(n, micro_batch.parameters)
+        needed = n * (BYTES_OF_PROCESS + 16 * batch.parameters) + bytes_in_shared_memory(n, batch.parameters)
         if divides and is_large and (memory is None or needed <= SHARE_OF_MEMORY * memory):
             best = n
     return best
@@ -146,14 +163,14 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
     return parameters * 4 * (n_processes + 2) if n_processes > 1 else 0
 
 
+# --------------------------------------------------------------------------------------- how they start and end
+
 # Seconds that a copy with an error waits for rank 0 to report it, and that rank 0 waits at the end for copies to exit
 GRACE_S = 2.0
 # Timeout of collectives, in effect none: `watch` notices the end of a rank, and a run may be suspended with Ctrl-Z.
 WAIT = timedelta(days=30)
 # from linux/memfd.h
 MFD_CLOEXEC = 1
-
-Join = Callable[[], tuple[Ranks, torch.device]]
 
 
 def run_forked(n: int, work: Callable[[Join], int]) -> int:
@@ -216,6 +233,7 @@ def join_copies(rank: int, n: int, listener: socket.socket, memory: SharedMemory
     store = dist.TCPStore("127.0.0.1", port, n, rank == 0, WAIT, master_listen_fd=listening)
     # Otherwise Gloo looks up the address of the host name, which not every machine can resolve.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(threads_of_each(n))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
     return Ranks(rank, rank, n, sharing=n, memory=memory), torch.device("cpu")
 

@@ -1,6 +1,5 @@
 """Documents out of files. References: the texts that were written, and Python's own json, gzip and pyarrow."""
 
-import json
 import re
 from unittest import mock
 
@@ -14,31 +13,14 @@ from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_bl
 from dataset.reading.faults import BadLines
 from dataset.reading.settings import PARAGRAPHS
 
-GOOD = [b'{"text": "one"}', '{"text": "zwei ä 二"}'.encode(), b'{"text": "three \\u4e09\\n"}']
-TEXTS = ["one", "zwei ä 二", "three 三\n"]
-
-HARMLESS = {
-    "blank line": b"\n".join([GOOD[0], b"", b"  \t ", *GOOD[1:], b"", b""]),
-    "BOM": b"\xef\xbb\xbf" + b"\n".join(GOOD) + b"\n",
-    "BOM inside, from joined files": b"\n".join([GOOD[0], b"\xef\xbb\xbf" + GOOD[1], GOOD[2]]) + b"\n",
-    "CRLF": b"\r\n".join(GOOD) + b"\r\n",
-    "no final newline": b"\n".join(GOOD),
-    "empty text": b"\n".join([*GOOD, b'{"text": ""}']) + b"\n",
+BOM = b"\xef\xbb\xbf"
+# {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
+GOOD = {
+    b'{"text": "one"}': "one",
+    BOM + '{"text": "zwei ä 二"}\r'.encode(): "zwei ä 二",
+    b' {"text": "three \\u4e09\\n"}\t': "three 三\n",
 }
-
-
-@pytest.mark.parametrize("kind", HARMLESS)
-def test_harmless_kinds_load_identically(tmp_path, kind):
-    """What cannot change a document changes nothing."""
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(HARMLESS[kind])
-    bad = BadLines()
-    assert [text for _, text in read_documents(file, bad_lines=bad)] == TEXTS
-    assert [text for _, text in read_documents(file)] == TEXTS
-    assert bad.report() == []
-
-
-LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", b"not JSON"]), max_size=30)
+LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", BOM, b'{"text": ""}', b"not JSON"]), max_size=30)
 
 
 @given(
@@ -47,23 +29,22 @@ LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", b"not JSON"]), max_
     step=st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES]),
     last=st.sampled_from([b"", b"\n"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_factory, lines, runs, step, last):
     """Wherever a block ends. Reference: bytes.split."""
     middle = len(lines) // 2
     raw = b"\n".join([*lines[:middle], b"\n" * runs, *lines[middle:]]) + last
     file = tmp_path_factory.mktemp("lines") / "a.jsonl"
     file.write_bytes(raw)
-    filled = [(number, line) for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()]
-    expected = [(number, json.loads(line)["text"]) for number, line in filled if line in GOOD]
+    expected = [(number, GOOD[line]) for number, line in enumerate(raw.split(b"\n"), start=1) if line in GOOD]
     bad = BadLines()
     assert list(read_documents(file, bad_lines=bad)) == expected
-    assert bad.total == len(filled) - len(expected)
+    assert bad.total == lines.count(b"not JSON")
     found = []
     for block in split_into_blocks(file, "text", step):
         found += list(block.documents("text"))
     assert [pair for pair in found if isinstance(pair[1], str)] == expected
-    assert len(found) == len(filled)
+    assert len(found) == len(expected) + bad.total
 
 
 PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)

@@ -17,7 +17,8 @@ from common.wording import one_line
 from dataset.reading import remote
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
-from tests.helpers import train
+from dataset.store.build import open_or_build
+from dataset.store.token_store import FILES
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) for i in range(300)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -196,11 +197,10 @@ def test_a_package_that_is_missing_is_named(monkeypatch, scheme, package):
     assert str(caught.value).endswith(f"to read {scheme}:// addresses: pip install {package}")
 
 
-@pytest.mark.slow
-def test_a_corpus_on_s3_trains_to_the_same_weights_as_on_the_disk(tmp_path, s3, data):
-    address = put("corpus/data.jsonl", data.read_bytes())
-    outs = []
-    for name, path in (("disk", data), ("s3", address)):
-        train(data_path=path, out_dir=tmp_path / name, val_fraction=0.2, eval_interval=3)
-        outs.append((tmp_path / name / "pretrain_16.pth").read_bytes())
-    assert outs[0] == outs[1]
+def test_a_file_on_s3_gives_the_store_of_the_same_file_on_the_disk(tmp_path, s3, encoder):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    paths = str(tmp_path / "a.jsonl"), put("corpus/a.jsonl", LINES)
+    here, there = (open_or_build(path, encoder, progress=False).folder for path in paths)
+    assert there.parent == tmp_path / "xdg" / "minimind" / "token_store" and here.parent == tmp_path / ".token_store"
+    assert there.name == here.name
+    assert all((there / name).read_bytes() == (here / name).read_bytes() for name in [*FILES, "meta.json"])

@@ -26,7 +26,9 @@ TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_
 
 @cache
 def encoder_of(kind: str, parse: bool = False) -> DocumentEncoder:
-    return DocumentEncoder(tokenizer_of(KINDS[kind]()), parse)
+    encoder = DocumentEncoder(tokenizer_of(KINDS[kind]()), parse)
+    encoder.use_fastokens([])
+    return encoder
 
 
 def whole(encoder: DocumentEncoder, text: str) -> list[int]:

@@ -11,9 +11,9 @@ import pytest
 from common.errors import UserError
 from tests.faults.harness import rank_environments
 from tests.helpers import flags
-from trainer.command import divisible_of
+from trainer.command import shareable_batch
 from trainer.machine import cpu_ranks
-from trainer.machine.cpu_ranks import Divisible, choose, divide
+from trainer.machine.cpu_ranks import ShareableBatch, processes_of, suitable_number
 from trainer.machine.ranks import SharedMemory
 from trainer.pretrain.settings import PretrainSettings
 
@@ -41,15 +41,15 @@ M26 = 26_000_000
     ],
 )  # fmt: skip
 def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
-    assert choose(threads, Divisible(rows, positions, M26), memory_gb * GB) == chosen
+    assert suitable_number(threads, ShareableBatch(rows, positions, M26), memory_gb * GB) == chosen
 
 
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     """minimind3's mixture of experts; that of minimind2 is defined for each document."""
-    assert choose(2, Divisible(32, 512, M26, why_not_divisible="because"), None) == 1
+    assert suitable_number(2, ShareableBatch(32, 512, M26, obstacle="because"), None) == 1
     minimind3 = {"generation": "minimind3", "num_attention_heads": 4}
     for model, is_divided in (({**minimind3, "use_moe": 1}, False), ({"use_moe": 1}, True), (minimind3, True)):
-        assert (not divisible_of(PretrainSettings.parse(flags(**model))).why_not_divisible) == is_divided
+        assert (not shareable_batch(PretrainSettings.parse(flags(**model))).obstacle) == is_divided
 
 
 def cpu(asked="auto", device="cpu"):
@@ -57,7 +57,7 @@ def cpu(asked="auto", device="cpu"):
 
 
 def wide():
-    return Divisible(32, 512, M26)
+    return ShareableBatch(32, 512, M26)
 
 
 @pytest.fixture
@@ -68,37 +68,33 @@ def two_threads(monkeypatch):
 
 
 def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
-    assert divide(cpu(), wide, allow_auto=True)[0] == 2
-    assert divide(cpu("1"), wide, allow_auto=True) == (1, [])
-    processes, (line,) = divide(cpu("4"), wide, allow_auto=False)
+    assert processes_of(cpu(), wide, allow_auto=True)[0] == 2
+    assert processes_of(cpu("1"), wide, allow_auto=True) == (1, [])
+    processes, (line,) = processes_of(cpu("4"), wide, allow_auto=False)
     assert processes == 4
     assert line.startswith("4 processes of 1 thread share each micro-batch (8 of its 32 rows each)")
     # A function of another program does not divide that program by itself.
-    assert divide(cpu(), wide, allow_auto=False)[0] == 1
+    assert processes_of(cpu(), wide, allow_auto=False)[0] == 1
 
 
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
     monkeypatch.setattr(cpu_ranks.sys, "platform", "darwin")
-    assert divide(cpu(), wide, allow_auto=True)[0] == 1
-    _, (warning,) = divide(cpu("2"), wide, allow_auto=True)
+    assert processes_of(cpu(), wide, allow_auto=True)[0] == 1
+    _, (warning,) = processes_of(cpu("2"), wide, allow_auto=True)
     assert "--cpu_processes 2 has no effect" in warning
     monkeypatch.undo()
     for name, value in rank_environments(1)[0].items():
         monkeypatch.setenv(name, value)
-    assert divide(cpu("2"), wide, allow_auto=True)[0] == 1
+    assert processes_of(cpu("2"), wide, allow_auto=True)[0] == 1
 
 
 def test_a_number_that_does_not_fit_is_one_line(two_threads):
     with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
-        divide(cpu("3"), wide, allow_auto=True)
+        processes_of(cpu("3"), wide, allow_auto=True)
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
-        divide(cpu("2"), lambda: Divisible(32, 512, M26, why_not_divisible="because"), allow_auto=True)
-    # A run that goes on keeps its processes, as long as the machine has threads for them.
-    for had, got in ((1, 1), (2, 2), (3, 2)):
-        batch = Divisible(32, 512, M26, processes=had)
-        assert divide(cpu("auto"), lambda batch=batch: batch, allow_auto=True)[0] == got
+        processes_of(cpu("2"), lambda: ShareableBatch(32, 512, M26, obstacle="because"), allow_auto=True)
     # A plan will choose rows that three processes can share.
-    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, rows_are_open=True), allow_auto=True)[0] == 3
+    assert processes_of(cpu("3"), lambda: ShareableBatch(16, 512, M26, rows_are_open=True), allow_auto=True)[0] == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             PretrainSettings.parse(["--cpu_processes", wrong])
