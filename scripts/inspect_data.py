@@ -42,7 +42,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from scripts.parsers import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
-from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
+from trainer.pretrain.data import DOCUMENTS, announce_embedded_corpus, data_of, open_corpus
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
@@ -109,6 +109,7 @@ class DataLook:
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
+        announce_embedded_corpus(settings, DOCUMENTS)
         self.groups = [source.paths for source in group_sources(data_of(settings))]
         self.first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
         self.is_chat = is_chat_file(self.first_file, settings.text_field)

@@ -36,13 +36,11 @@ class Batching:
         kind: Any = type(settings)
         batch_size = settings.batch_size or field_default(kind, "batch_size")
         rows_at_once = batch_size * ranks.micro_batches_at_once
-        if settings.rows_per_update:
-            # Flags count each micro-batch, so that a warm-up does not depend on the number of ranks.
-            micro_batches = math.ceil(settings.rows_per_update / rows_at_once)
-            return cls(ranks, settings.rows_per_update, micro_batches, flag_rows=batch_size)
-        steps = settings.accumulation_steps
-        # Micro-batches that ranks compute at once count as one.
-        return cls(ranks, steps * rows_at_once, steps, flag_rows=rows_at_once)
+        rows = settings.rows_per_update or settings.accumulation_steps * rows_at_once
+        most_micro_rows = math.ceil(batch_size / ranks.sharing)
+        micro_batches = math.ceil(rows / (most_micro_rows * ranks.world_size))
+        # Micro-batches that ranks compute at once count as one; but with --rows_per_update a warm-up must not depend on the ranks.
+        return cls(ranks, rows, micro_batches, flag_rows=batch_size if settings.rows_per_update else rows_at_once)
 
     @property
     def micro_rows(self) -> int:

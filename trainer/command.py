@@ -10,21 +10,23 @@ from common.processes import restart_clock
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
-from trainer.budget.outcome import plan_path, refuse_forgotten_budget, write_plan
+from trainer.budget.plan import plan_path, refuse_forgotten_budget, write_plan
 from trainer.budget.planner import plan_run
 from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import ShareableBatch
 from trainer.machine.ranks import on_main, ranks_of_launcher
+from trainer.pretrain.data import announce_embedded_corpus, refuse_too_little_text
 from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_not_divisible
+from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, why_not_divisible
+from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.run_folder import check_writable
 
 
-def run_command(job_kind: type[PretrainJob], settings: PretrainSettings, argv: Sequence[str] | None) -> int:
+def run_command(job_class: type[PretrainJob], settings: PretrainSettings, argv: Sequence[str] | None) -> int:
     """Train what the flags say. Returns the exit code.
 
     argv: the flags as typed, by a notebook or another program, which may have computed something before, and then cannot be
@@ -35,7 +37,7 @@ def run_command(job_kind: type[PretrainJob], settings: PretrainSettings, argv: S
         restart_clock()
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
-    return launch(partial(train, job_kind=job_kind), settings, argv, partial(shareable_batch, settings))
+    return launch(partial(train, job_class=job_class), settings, argv, partial(shareable_batch, settings))
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
@@ -52,33 +54,39 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    # The plan, or the job, chooses rows that the processes can share.
+    # The plan, or the job, chooses the rows.
     is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_open else settings.batch_size
-    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config), is_open)
+    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config))
 
 
-def train(settings: PretrainSettings, run_context: RunContext, job_kind: type[PretrainJob]) -> int:
+def train(settings: PretrainSettings, run_context: RunContext, job_class: type[PretrainJob]) -> int:
     """Set up, train, and report."""
+    # before the planner's measurements and the model take some of it
+    free = free_memory(run_context.device, run_context.ranks)
+    on_main(run_context.ranks, lambda: announce_embedded_corpus(settings, job_class.kind))
     if settings.has_budget:
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
             on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, run_context, job_kind.kind)
+        planned = plan_run(settings, run_context, job_class.kind)
         if planned is None:
             return 0
         settings = planned
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
-    job = job_kind(settings, run_context)
+    parts = open_run(settings, run_context, free, job_class.kind)
+    if not settings.has_budget:
+        # The planner has checked that of a budget, and its clock may ask for more updates than there is text for.
+        refuse_too_little_text(settings, parts.corpus)
+    job = job_class(parts)
     # What the loop and the job take from the planner is handed in here.
-    job.advise = advise
-    job.length.clock = clock_of(job)
+    job.advise = partial(advise, parts)
+    job.length.clock = clock_of(parts)
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""
-    stem = job.files.stem
-    job.files.write_at_start = {plan_path(stem): partial(write_plan, job.settings, stem, run_context.ranks)}
+    job.files.write_at_start = {plan_path(parts.stem): partial(write_plan, parts.settings, parts.stem, parts.ranks)}
     # Without the budget: the plan is in the other settings.
-    job.files.settings = replace(job.settings, budget=None, budget_tokens=None, budget_flops=None)
+    job.files.settings = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
     return Trainer(job, run_context).run()

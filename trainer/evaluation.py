@@ -165,15 +165,15 @@ class Sampler:
         Rank 0 samples while the others wait. If the model is sharded, all ranks compute the same text together.
         """
         ranks = engine.ranks
-        found: list[tuple[str, str]] = []
+        samples: list[tuple[str, str]] = []
         for prompt in self.prompts:
             draw = partial(self.sample, engine, prompt)
-            found.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
+            samples.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
             stop_request = on_main(ranks, lambda: signals.signum)
             if stop_request:
                 # A resume samples all of them again.
                 return [], stop_request
-        return found, 0
+        return samples, 0
 
     @torch.no_grad()
     def sample(self, engine: Engine, prompt: str) -> str:
@@ -190,13 +190,13 @@ class Sampler:
         ids = self.encoder.prompt_ids(prompt)
         ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
         # An empty prompt without BOS still needs a token to start with.
-        given = ids or [self.encoder.eos_id or 0]
+        start = ids or [self.encoder.eos_id or 0]
         with evaluation_mode(engine):
             torch.manual_seed(self.seed)
             with engine.autocast():
                 output = model.generate(
-                    torch.tensor([given], device=engine.device),
-                    max_new_tokens=new_tokens(len(given)),
+                    torch.tensor([start], device=engine.device),
+                    max_new_tokens=new_tokens(len(start)),
                     do_sample=True,
                     temperature=TEMPERATURE,
                     top_p=TOP_P,
@@ -215,14 +215,14 @@ def read_prompts(arguments: list[str]) -> list[str]:
     Errors: UserError for a file without prompts, and for bytes that are not UTF-8 (a shell passes any): now and not at the
     first evaluation.
     """
-    prompts, place = arguments, "--sample_prompts"
+    prompts, source = arguments, "--sample_prompts"
     with user_errors():
         # os.path.isfile, unlike Path.is_file, does not raise for a string that is too long for a name.
         if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
             # A prompt may contain U+2028, and Windows writes a byte-order mark.
             lines = Path(arguments[0]).read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
             prompts = [line for line in lines if line.strip()]
-            place += f" {arguments[0]}:"
+            source += f" {arguments[0]}:"
             if not prompts:
-                raise UserError(f"{place} no prompts in this file; expected one per line")
-    return [utf8(prompt, place) for prompt in prompts]
+                raise UserError(f"{source} no prompts in this file; expected one per line")
+    return [utf8(prompt, source) for prompt in prompts]

@@ -6,7 +6,7 @@
           after_update   after each update: count, log, evaluate, save, stop
 
 The differences between trainers are in a Job (trainer/job.py), an update in engine.py, the lines at start and end in
-reporting/lines.py, and the content of a checkpoint in saving/resume.py.
+reporting/lines.py, and the content of a checkpoint in saving/saver.py.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, pr
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving.resume import Saver, SaveTimer
 from trainer.saving.run_folder import check_space
+from trainer.saving.saver import Saver, SaveTimer
 
 # Maximum wait of a save for the digest check; a stop signal waits for the save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -105,16 +105,16 @@ class Trainer:
         with out_of_memory_as_user_error(self.device, advice_on_memory):
             # files of a run that was killed during a save
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
-            found = self.saver.resume() if self.settings.from_resume else None
-            if found is not None:
-                self.progress = found
+            resumed = self.saver.resume() if self.settings.from_resume else None
+            if resumed is not None:
+                self.progress = resumed
             if self.finished and not self.progress.evaluation_due:
                 lines.report_already_done(self.job, self.progress, self.reporter)
                 self.saver.write_outputs(self.progress)
                 exit_code = 0
             else:
                 # Only rank 0 writes, and an error there ends all ranks.
-                on_main(self.ranks, lambda: self.open_files(is_resumed=found is not None))
+                on_main(self.ranks, lambda: self.open_files(is_resumed=resumed is not None))
                 self.prepare()
                 try:
                     exit_code = self.fit()

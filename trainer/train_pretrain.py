@@ -12,8 +12,9 @@ From here to the weights:
     PretrainSettings        trainer/pretrain/settings.py   the flags
     run_command             trainer/command.py             one process or several
         launch              trainer/launch.py              ranks, device, stop signals
-          train             trainer/command.py             plans a --budget, then calls these two:
-            PretrainJob     trainer/pretrain/job.py        data, model, loss, learning rate
+          train             trainer/command.py             plans a --budget, then calls these three:
+            open_run        trainer/pretrain/parts.py      tokenizer, model, text
+            PretrainJob     trainer/pretrain/job.py        loss, learning rate, what is saved
             Trainer.run     trainer/loop.py                the loop
               Engine        trainer/engine.py              one update
 """

@@ -18,7 +18,7 @@ from common import files
 from dataset import loader
 from trainer import engine
 from trainer.saving import checkpoint
-from trainer.saving.resume import Saver
+from trainer.saving.saver import Saver
 
 
 class Count:

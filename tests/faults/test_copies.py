@@ -9,8 +9,8 @@ import pytest
 from tests.faults.test_ranks import ledgers_agree
 from tests.helpers import is_running, wait_until
 
-# Four rows in a micro-batch, so that each of two processes has two of them. 60 documents leave a ragged last update.
-ROWS = {"batch_size": 4, "accumulation_steps": 2}
+# Three rows in a micro-batch: one of two processes has two of them. 60 documents leave a ragged last update.
+ROWS = {"batch_size": 3, "accumulation_steps": 2}
 TWO = {**ROWS, "cpu_processes": 2}
 
 
@@ -29,7 +29,7 @@ def test_a_resume_may_have_another_number_of_processes(lab):
         assert stopped.wait() == 143, stopped.err
         assert "warning" not in stopped.out
     last = lab.run("run", hooks=ledger, from_resume=1, **TWO)
-    assert "2 processes of 1 thread share each micro-batch (2 of its 4 rows each)" in last.out and not last.err
+    assert "2 processes of 1 thread share each micro-batch:" in last.out and not last.err
     lab.check_ledger(lab.folder / "ledger", epochs=2)
     ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
 

@@ -22,7 +22,7 @@ from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.muon import Muon, SharedOrthogonalise, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, SharedReducer, make_reducer
-from trainer.saving.resume import SaveTimer
+from trainer.saving.saver import SaveTimer
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows

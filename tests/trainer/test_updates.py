@@ -11,12 +11,12 @@ from trainer.machine.ranks import Ranks
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 80), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.integers(0, 80))
-def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, world, start):
+@given(st.integers(0, 80), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 80))
+def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, world, is_divided, start):
     """Reference: slices of `rows` rows, whatever the ranks and their micro-batches are."""
     start = min(start, n_rows)
     flags = SimpleNamespace(batch_size=batch, accumulation_steps=8, rows_per_update=rows)
-    schedule = Batching.of(flags, Ranks(world_size=world)).schedule(n_rows, start)
+    schedule = Batching.of(flags, Ranks(world_size=world, sharing=world if is_divided else 1)).schedule(n_rows, start)
     seen = {}
     steps = set()
     for rank in range(world):

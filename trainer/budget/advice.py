@@ -5,10 +5,11 @@ from functools import partial
 
 from dataset.packing import RowPlan
 from model.config import parameter_count
-from trainer.budget import hardness, laws
+from trainer.budget import laws
+from trainer.budget.difficulty import difficulty_of
 from trainer.job import SHORT_RUN_FLOPS, Forecast, RunOverview
-from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import mean_context
+from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import PretrainSettings
 
 # tokens: shorter runs learn little with any settings
@@ -23,12 +24,12 @@ EXCESS_BEFORE_DECAY = 0.06
 MIN_TOKENS_FOR_FORECAST = 3e5
 
 
-def advise(job: PretrainJob, first_plan: RowPlan, overview: RunOverview) -> tuple[list[str], Forecast | None]:
+def advise(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> tuple[list[str], Forecast | None]:
     """Returns (lines for the user, the expected loss; None: unknown). first_plan: of epoch 0."""
-    parameters = parameter_count(job.config)
-    update_tokens = job.batching.rows * first_plan.T * first_plan.fill
-    lines = notes_on_rates(job.initial_model.settings, parameters, overview.tokens, update_tokens)
-    forecast = forecast_of(job, first_plan, overview)
+    parameters = parameter_count(parts.model.config)
+    update_tokens = parts.batching.rows * first_plan.T * first_plan.fill
+    lines = notes_on_rates(parts.flags, parameters, overview.tokens, update_tokens)
+    forecast = forecast_of(parts, first_plan, overview)
     if forecast is not None:
         lines.append(explain_expected_loss(parameters, overview.tokens))
     return lines, forecast
@@ -62,31 +63,31 @@ def notes_on_rates(settings: PretrainSettings, parameters: int, tokens: float, u
     return lines
 
 
-def forecast_of(job: PretrainJob, first_plan: RowPlan, overview: RunOverview) -> Forecast | None:
+def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> Forecast | None:
     """The expected loss of a run, on rank 0; None: unknown. first_plan: of epoch 0."""
-    settings = job.settings
+    settings, config = parts.settings, parts.model.config
     # The law covers fresh dense models on documents, with AdamW or Muon.
     has_law = settings.optimizer in laws.MEASURED_OPTIMIZERS and settings.from_weight == "none"
-    is_known = has_law and not job.config.use_moe and not job.kind.trains_answers
+    is_known = has_law and not config.use_moe and not parts.kind.trains_answers
     # A run of seconds needs no curve.
-    if not is_known or not job.ranks.is_main or overview.flops < SHORT_RUN_FLOPS:
+    if not is_known or not parts.ranks.is_main or overview.flops < SHORT_RUN_FLOPS:
         return None
-    scale = hardness.text_scale(job.corpus.assembler(), first_plan, None)
+    difficulty = difficulty_of(parts.corpus.assembler(), first_plan, None)
     # No forecast for text that is much easier than any that was measured.
-    if scale < laws.EASIEST:
+    if difficulty < laws.MIN_DIFFICULTY:
         return None
-    parts = laws.parts_of(job.corpus, first_plan.row_targets(0, first_plan.n_rows))
+    sources = laws.parts_of(parts.corpus, first_plan.row_targets(0, first_plan.n_rows))
     law = partial(
         laws.expected_loss,
-        job.config,
-        parts=parts,
-        scale=scale,
+        config,
+        parts=sources,
+        difficulty=difficulty,
         optimizer=settings.optimizer,
         # The gain of induction heads was measured with Muon.
         init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",
         context=mean_context(first_plan),
     )
-    return partial(expected_training_loss, law, laws.unique_tokens(parts), settings.learning_rate)
+    return partial(expected_training_loss, law, laws.unique_tokens(sources), settings.learning_rate)
 
 
 def expected_training_loss(

@@ -6,8 +6,8 @@ off before the decay gives a much worse model. So the end must move.
 
 The clock checks the pace 200 times in a run, and more often where updates are slow. If the run would miss its time by more than a
 hundredth of the budget, the end moves to the last update that fits, with the evaluations until there. The constant phase gets shorter
-or longer; once it is over, the rate falls from its current value to zero at the new end. As long as nothing moves, a resume trains the
-same updates. The last three updates are only dropped if the time is over, and only get company if two more fit.
+or longer; once it is over, the rate falls from its current value to zero at the new end, or from the one planned with so many updates
+left if that is higher. As long as nothing moves, a resume trains the same updates. The last three updates are only dropped if the time is over, and only get company if two more fit.
 
 An update takes as long as the last ones on average. One that takes far longer is a pause (Ctrl-Z, a laptop that sleeps) and costs only
 its own time. Two in a row are a new pace, until an update is fast again; what was measured before is forgotten. An evaluation takes as
@@ -23,16 +23,18 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from statistics import fmean, median
+from typing import NamedTuple
 
 from common.processes import seconds_since_start
+from common.wording import announce, counted
 from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import seconds_of
 
 # Checks of the remaining time in a run
@@ -43,7 +45,7 @@ TOLERANCE = 0.01
 FIRST_CHECK = 0.04
 # Updates that an estimate is based on, as a share of the planned ones, and their minimum
 WINDOW = 0.2
-FEWEST_TIMED = 6
+MIN_TIMED = 6
 # Updates after a start that are not timed: they compile
 UNTIMED = 2
 # An update is a pause if it takes more than this many times the median, and more than this share of the budget.
@@ -51,10 +53,12 @@ PAUSE_TIMES = 5
 PAUSE_SHARE = 0.01
 # Evaluations that differ by at most this factor take as long as they have to: pauses within them would differ by more.
 ALIKE = 1.1
+# An end is told if it differs by more than this share from the one told before.
+TOLD_SHARE = 0.1
 # As many such updates in a row are the new pace.
 NEW_PACE = 2
 # Updates of the shortest decay; without time for it, only the last of them is trained.
-NEAREST_END = 3
+MIN_DECAY_UPDATES = 3
 # Time of an eager micro-batch relative to a compiled one
 EAGER_SLOWDOWN = EAGER_TIME / COMPILED_TIME
 # Time of an evaluation, an eager forward pass, relative to a compiled training step on as many positions
@@ -65,51 +69,56 @@ REPORT_S = 2.0
 SAMPLE_S_OF_LAYER = 0.25
 
 
-@dataclass(frozen=True)
-class Course:
-    """The schedule for the rest of a run: a decay from `fall_rate` at update `fall_from` to 0 at update `end`.
+class DecaySchedule(NamedTuple):
+    """The rest of a run: a decay from `start_factor` at update `decay_start` to 0 at update `end`.
 
-    fall_rate: a factor of the learning rate, 1 before the decay.
+    start_factor: of the learning rate, 1 in the plan.
     """
 
-    fall_from: int
+    decay_start: int
     end: int
-    fall_rate: float = 1.0
+    start_factor: float = 1.0
 
     def factor(self, update: int) -> float:
         """Factor of the learning rate after `update` updates."""
-        if update < self.fall_from:
-            return self.fall_rate
+        if update < self.decay_start:
+            return self.start_factor
         # max: the decay may have no updates
-        return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
+        return self.start_factor * (self.end - update) / max(self.end - self.decay_start, 1)
 
-    def with_end(self, update: int, end: int, rate: float) -> "Course":
-        """The course with another end, decided after `update` updates. rate: the factor now."""
+    def with_end(self, update: int, end: int, factor: float) -> "DecaySchedule":
+        """The schedule with another end, decided after `update` updates. factor: the one now."""
+        length = max(self.end - self.decay_start, 1)
         # The decay keeps its length if there is room for it.
-        fall_from = max(end - (self.end - self.fall_from), min(update, end - NEAREST_END))
-        return Course(fall_from, end, rate)
+        decay_start = max(end - length, min(update, end - MIN_DECAY_UPDATES))
+        # Not lower than planned with so many updates left: an end that was near for a moment may have lowered it.
+        return DecaySchedule(decay_start, end, max(factor, min((end - update) / length, 1.0)))
+
+
+# Names of these three in a checkpoint
+SAVED_NAMES = ("fall_from", "end", "fall_rate")
 
 
 @dataclass
 class Clock:
     """Moves the end of a run with a time budget. All ranks have one.
 
-    seconds: the budget, of which `spent_before` had passed. planned: the course if nothing moves. moved: the course after the
+    seconds: the budget, of which `spent_before` had passed. planned: the schedule if nothing moves. moved: the one after the
     last move, else None. seconds_at_end: needed after the last update, for files. evaluation_updates: time of an
     evaluation in updates; there is one after every `evaluation_every` updates (0: none) and at the end. sample_seconds: for
-    the samples of an evaluation. most_updates: upper bound of the run's updates, however much time is left.
+    the samples of an evaluation. max_updates: upper bound of the run's updates, however much time is left.
     """
 
     seconds: float
     spent_before: float
-    planned: Course
+    planned: DecaySchedule
     ranks: Ranks
     seconds_at_end: float = 0.0
     evaluation_updates: float = 0.0
     evaluation_every: int = 0
     sample_seconds: float = 0.0
-    most_updates: float = math.inf
-    moved: Course | None = None
+    max_updates: float = math.inf
+    moved: DecaySchedule | None = None
 
     def __post_init__(self) -> None:
         self.started = time.monotonic() - self.spent_before
@@ -119,8 +128,9 @@ class Clock:
         evaluations = 1 + (self.planned.end - 1) // (self.evaluation_every or math.inf)
         self.pace = self.seconds / (self.planned.end + evaluations * self.evaluation_updates)
         self.knows_pace = self.has_new_pace = False
+        self.told_end = self.planned.end
         # Seconds of the last updates, without evaluations
-        self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * self.planned.end)))
+        self.update_seconds: deque[float] = deque(maxlen=max(MIN_TIMED, round(WINDOW * self.planned.end)))
         self.untimed = UNTIMED
         self.last_update = time.monotonic()
         # Seconds of the evaluations at this pace
@@ -155,36 +165,44 @@ class Clock:
         if self.untimed:
             self.untimed -= 1
         else:
-            self.gaps.append(now - self.last_update)
+            self.update_seconds.append(now - self.last_update)
         self.last_update = now
         # Several ranks can only check after an update that all of them know.
         is_slow = self.ranks.world_size == 1 and (self.has_new_pace or self.unchecked > TOLERANCE * self.seconds)
         if update % self.check_every == 0 or is_slow:
             self.unchecked = 0.0
-            self.moved = on_main(self.ranks, lambda: self._new_course(update)) or self.moved
+            self.moved = on_main(self.ranks, lambda: self._new_schedule(update)) or self.moved
 
     def _estimate_pace(self) -> None:
         """Set `pace`, once enough updates are timed."""
-        is_enough = self.knows_pace or len(self.gaps) >= FEWEST_TIMED
-        usual = median(self.gaps) if is_enough else self.pace
-        slow = list(takewhile(lambda gap: gap > PAUSE_TIMES * usual, reversed(self.gaps)))
-        fast = list(takewhile(lambda gap: self.has_new_pace and gap * PAUSE_TIMES < usual, reversed(self.gaps)))
+        is_enough = self.knows_pace or len(self.update_seconds) >= MIN_TIMED
+        usual = median(self.update_seconds) if is_enough else self.pace
+        slow = list(takewhile(lambda seconds: seconds > PAUSE_TIMES * usual, reversed(self.update_seconds)))
+        fast = list(
+            takewhile(
+                lambda seconds: self.has_new_pace and seconds * PAUSE_TIMES < usual, reversed(self.update_seconds)
+            )
+        )
         if fast or (len(slow) >= NEW_PACE and sum(slow) > PAUSE_SHARE * self.seconds):
             # Not more of them than each update can be checked with
-            self.gaps = deque(reversed(fast or slow), CHECKS)
+            self.update_seconds = deque(reversed(fast or slow), CHECKS)
             self.evaluations.clear()
             self.knows_pace = self.has_new_pace = True
         elif not is_enough:
             return
-        longest = max(PAUSE_TIMES * median(self.gaps), PAUSE_SHARE * self.seconds)
-        without_pauses = [gap for gap in self.gaps if gap <= longest]
+        longest = max(PAUSE_TIMES * median(self.update_seconds), PAUSE_SHARE * self.seconds)
+        without_pauses = [seconds for seconds in self.update_seconds if seconds <= longest]
         first_check = FIRST_CHECK * (self.seconds * (1 - TOLERANCE / 2) - self.spent())
-        if self.knows_pace or len(self.gaps) == self.gaps.maxlen or sum(without_pauses) >= first_check:
+        if (
+            self.knows_pace
+            or len(self.update_seconds) == self.update_seconds.maxlen
+            or sum(without_pauses) >= first_check
+        ):
             self.knows_pace = True
             self.pace = fmean(without_pauses)
 
-    def _new_course(self, update: int) -> Course | None:
-        """The new course after `update` updates; None: no change."""
+    def _new_schedule(self, update: int) -> DecaySchedule | None:
+        """The new schedule after `update` updates; None: no change."""
         self._estimate_pace()
         evaluation_seconds = self.evaluation_updates * self.pace + self.sample_seconds
         fastest = sorted(self.evaluations)[:2]
@@ -204,56 +222,64 @@ class Clock:
         for_updates = left - needed(0)
         if not self.knows_pace and for_updates > self.pace:
             return None
-        most = min(int(max(for_updates, 0.0) / self.pace), self.most_updates - update)
+        most = min(int(max(for_updates, 0.0) / self.pace), self.max_updates - update)
         possible = bisect_right(range(1, int(most) + 1), left, key=needed)
         updates_left = self.end - update
         if abs(possible - updates_left) * self.pace <= tolerance and needed(updates_left) - left <= tolerance:
             return None
-        if updates_left <= NEAREST_END and possible <= updates_left + 1 and for_updates >= -tolerance:
+        if updates_left <= MIN_DECAY_UPDATES and possible <= updates_left + 1 and for_updates >= -tolerance:
             return None
         end = update + max(possible, min(updates_left, 1))
-        # At its end the course has no rate left to go on with.
-        rate = (self.moved or self.planned).factor(min(update, self.end - 1))
-        return None if end == self.end else self.planned.with_end(update, end, rate)
+        if end == self.end:
+            return None
+        if abs(end - self.told_end) > TOLD_SHARE * self.told_end:
+            self.told_end = end
+            announce(
+                f"an update takes {self.pace:.2g} s now, so the run ends after {counted(end, 'update')} "
+                f"({self.planned.end:,} were planned)"
+            )
+        # At its end the schedule has no rate left to go on with.
+        return self.planned.with_end(update, end, (self.moved or self.planned).factor(min(update, self.end - 1)))
 
     def state_dict(self) -> dict[str, float | None]:
         """What a resume needs."""
-        course = asdict(self.moved) if self.moved else dict.fromkeys(("fall_from", "end", "fall_rate"))
-        return {"seconds_spent": self.spent(), **course}
+        schedule = dict(zip(SAVED_NAMES, self.moved or (None, None, None), strict=True))
+        return {"seconds_spent": self.spent(), **schedule}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         """Restore the `state_dict` of the run before."""
-        spent, fall_from, end, fall_rate = (state[name] for name in ("seconds_spent", "fall_from", "end", "fall_rate"))
+        spent = state["seconds_spent"]
         self.started -= spent or 0.0
-        if fall_from is not None and end is not None and fall_rate is not None:
-            self.moved = Course(int(fall_from), int(end), fall_rate)
+        decay_start, end, start_factor = (state[name] for name in SAVED_NAMES)
+        if decay_start is not None and end is not None and start_factor is not None:
+            self.moved = DecaySchedule(int(decay_start), int(end), start_factor)
 
 
-def clock_of(job: PretrainJob) -> Clock | None:
+def clock_of(parts: Parts) -> Clock | None:
     """The clock of a run with a time budget; None: it has none."""
-    settings = job.settings
+    settings = parts.settings
     if not settings.budget:
         return None
-    updates, update_rows = settings.max_updates, job.batching.rows
+    updates, update_rows = settings.max_updates, parts.batching.rows
     # However fast the machine is, the clock adds no passes beyond the planner's maximum. unique / targets: epochs until all text has
     # been read once, more than one in a mixture, whose epoch ends with its scarcest source.
-    first_plan = job.corpus.plan(0)
+    first_plan = parts.corpus.plan(0)
     targets = first_plan.row_targets(0, first_plan.n_rows)
-    unique = laws.unique_tokens(laws.parts_of(job.corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first_plan.n_rows * unique / targets
-    evaluated_rows = len(job.validation) * EVAL_ROWS if job.validation else 0
-    interval = settings.eval_interval // job.batching.micro_batches
+    unique = laws.unique_tokens(laws.parts_of(parts.corpus, targets))
+    most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
+    evaluated_rows = len(parts.validation) * EVAL_ROWS if parts.validation else 0
+    interval = settings.eval_interval // parts.batching.micro_batches
     return Clock(
         seconds_of(settings.budget),
         seconds_since_start(),
-        Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
-        job.ranks,
+        DecaySchedule(decay_start=updates - round(settings.decay_share * updates), end=updates),
+        parts.ranks,
         seconds_at_end=FILES_S + REPORT_S * settings.report,
-        sample_seconds=SAMPLE_S_OF_LAYER * job.config.num_hidden_layers * len(job.prompts),
+        sample_seconds=SAMPLE_S_OF_LAYER * parts.model.config.num_hidden_layers * len(parts.prompts),
         evaluation_updates=evaluation_cost(settings.use_compile != "0") * evaluated_rows / update_rows,
         # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
-        most_updates=max(updates, int(most_rows / update_rows)),
+        max_updates=max(updates, int(most_rows / update_rows)),
     )
 
 

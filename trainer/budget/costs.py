@@ -5,8 +5,7 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -16,14 +15,15 @@ import torch
 
 from common.wording import announce
 from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
-from dataset.loader import Batch, to_device
-from dataset.packing import Totals
+from dataset.loader import to_device
+from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
-from trainer.budget import hardness, laws
+from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
+from trainer.budget.difficulty import difficulty_of
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
@@ -41,8 +41,8 @@ from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 CPU_UTILISATION = 0.49
 CPU_UTILISATION_PER_DOUBLING = 0.13
 # Guessed bounds for unmeasured widths: the formula would give 0 for narrow models, and more than 1 for wide ones.
-LOWEST_UTILISATION = 0.2
-HIGHEST_UTILISATION = 0.8
+MIN_UTILISATION = 0.2
+MAX_UTILISATION = 0.8
 # The above is for rows of 512. A CPU computes attention scores across documents too: each position beyond 512 costs as much as this
 # many of a token's own document. Measured: 1.2 in rows of 1,024 and 0.8 in rows of 2,048 (256 x 8), 0.4 in rows of 1,024 (160 x 2).
 CPU_SCORES = 0.9
@@ -56,54 +56,44 @@ WARM_COMPILE_S = 6.0
 WORTH_COMPILING = 3.5
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
-MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
+MAX_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Maximum share of the training time for evaluations before the last one, and their maximum number
 EVALUATION_SHARE = 0.02
-MOST_EVALUATIONS = 10
+MAX_EVALUATIONS = 10
 # Minimum number of updates that a measurement times, for a median; at most the share below of the run's updates
 TIMED = 5
 MEASURED_SHARE_OF_UPDATES = 0.05
 # Minimum length of a measurement, as a share of the budget, and its upper bound: just after an installation, updates took
 # 0.56 s at first and 0.33 s in the run.
 TIMED_SHARE = 0.01
-MOST_TIMED_S = 10.0
+MAX_TIMED_S = 10.0
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
-# least about FEWEST_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
+# least about MIN_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
-FEWEST_HELD_OUT = 10
+MIN_HELD_OUT = 10
 # A larger share of the tokens is a few long documents, or copies of one.
-MOST_HELD_OUT = 0.1
+MAX_HELD_OUT_SHARE = 0.1
 # Minimum held-out tokens of a corpus that is one document
-FEWEST_HELD_OUT_TOKENS = 1000
+MIN_HELD_OUT_TOKENS = 1000
 
 
 @dataclass(frozen=True)
-class Data:
+class Text:
     """The text of a run.
 
-    tokens_of_pass: tokens that one pass trains. parts: its sources; in a mixture some repeat before others are used up.
-    most_tokens: of a run that is one plan, see Corpus; None: unlimited. T: positions of a row; fill: share of them that hold a
-    token. context: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
-    share of the documents. text_scale: see hardness.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
-    of useful passes over the text. trains_answers: see TextKind.
+    rows: of the first pass. parts: its sources; in a mixture some repeat before others are used up. context: `mean_context`
+    (trainer/pretrain/memory.py). difficulty: see `difficulty_of`. evaluated: positions of one evaluation.
     """
 
+    corpus: Corpus
     vocab_size: int
-    tokens_of_pass: float
-    T: int
-    fill: float
-    context: float
-    bytes_per_target: float
-    evaluated: int
-    val_fraction: float
-    text_scale: float
+    rows: RowPlan
     parts: tuple[laws.Part, ...]
-    batch_of: Callable[[int], Batch]
-    most_tokens: float | None = None
-    most_passes: float = laws.MOST_PASSES
-    trains_answers: bool = False
+    context: float
+    difficulty: float
+    evaluated: int
 
     @property
     def unique(self) -> float:
@@ -112,22 +102,18 @@ class Data:
 
     def tokens_of_update(self, rows: int) -> float:
         """Mean trained tokens of an update of this many rows: the last one of each pass has fewer."""
-        rows_of_pass = self.tokens_of_pass / (self.T * self.fill)
-        # Both factors were rounded: a whole number must not be rounded up.
-        updates_of_pass = max(1, math.ceil(rows_of_pass / rows - 1e-6))
-        return self.tokens_of_pass / updates_of_pass
+        return self.rows.n_pairs / max(1, math.ceil(self.rows.n_rows / rows))
 
 
-def count_data(
-    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, text_scale: float | None = None
-) -> Data:
-    """Tokenise new text, and count. text_scale: of the same text, if it is known. Errors: DataError, UserError."""
+def count_text(
+    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, difficulty: float | None = None
+) -> Text:
+    """Tokenise new text, and count. difficulty: of the same text, if it is known. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    # The first call has announced the embedded corpus.
-    corpus = open_corpus(settings, encoder, ranks, kind, verbose=text_scale is None)
-    if settings.dry_run and text_scale is None and ranks.is_main:
+    corpus = open_corpus(settings, encoder, ranks, kind)
+    if settings.dry_run and difficulty is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
     is_free = not {"val_path", "val_fraction"} & settings.user_set
@@ -135,32 +121,20 @@ def count_data(
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
         settings = replace(settings, val_fraction=share)
-        corpus = open_corpus(settings, encoder, ranks, kind, verbose=False)
-    epoch = corpus.plan(0)
+        corpus = open_corpus(settings, encoder, ranks, kind)
+    rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
-    targets = epoch.row_targets(0, epoch.n_rows)
-    tokens_per_target = epoch.n_pairs / targets
+    targets = rows.row_targets(0, rows.n_rows)
+    tokens_per_target = rows.n_pairs / targets
     validation = corpus.validation()
-
-    def batch_of(rows: int) -> Batch:
-        return corpus.assembler(rows)[epoch.recipe(range(min(rows, epoch.n_rows)))]
-
-    return Data(
+    return Text(
+        corpus=corpus,
         vocab_size=encoder.vocab_size,
-        tokens_of_pass=epoch.n_pairs,
-        T=epoch.T,
-        fill=epoch.fill,
-        context=mean_context(epoch),
-        bytes_per_target=corpus.bytes_per_target(),
-        evaluated=0 if validation is None else len(validation) * EVAL_ROWS * epoch.T,
-        val_fraction=settings.val_fraction,
-        text_scale=text_scale or hardness.text_scale(corpus.assembler(), epoch, validation),
+        rows=rows,
         parts=tuple(part._replace(unique=tokens_per_target * part.unique) for part in laws.parts_of(corpus, targets)),
-        batch_of=batch_of,
-        # One pass is the longest run there is, see dataset/mixture.py.
-        most_tokens=epoch.n_pairs if corpus.is_one_plan else None,
-        most_passes=laws.most_passes(settings.from_weight),
-        trains_answers=kind.trains_answers,
+        context=mean_context(rows),
+        difficulty=difficulty or difficulty_of(corpus.assembler(), rows, validation),
+        evaluated=0 if validation is None else len(validation) * EVAL_ROWS * rows.T,
     )
 
 
@@ -174,26 +148,14 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
         fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
         # A few long documents: the last part of the longest
         is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None
-        return fraction if is_part and HELD_OUT_SHARE * n_tokens >= FEWEST_HELD_OUT_TOKENS else 0.0
-    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
+        return fraction if is_part and HELD_OUT_SHARE * n_tokens >= MIN_HELD_OUT_TOKENS else 0.0
+    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), MIN_HELD_OUT / n_documents)
     # One digit is enough, and reads well in a command.
     fraction = float(f"{fraction:.1g}")
     # Copies of a document are held out together: with few unique ones it may be none or all.
     _, held_out = split_by_hash(corpus.store, corpus.documents, fraction)
     tokens_held_out = int(tokens_of_documents[held_out].sum())
-    return fraction if 0 < tokens_held_out <= MOST_HELD_OUT * n_tokens else 0.0
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Machine of a run. product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at most PRODUCT_RATE per
-    thread. memory: bytes that a rank may take; None: unknown."""
-
-    device: torch.device
-    dtype: torch.dtype
-    ranks: Ranks
-    product_rate: float
-    memory: float | None = None
+    return fraction if 0 < tokens_held_out <= MAX_HELD_OUT_SHARE * n_tokens else 0.0
 
 
 class Cut(NamedTuple):
@@ -210,39 +172,41 @@ class Cut(NamedTuple):
         return self.batch_size * self.accumulation_steps * self.at_once
 
 
+@dataclass
 class RunCosts:
-    """Costs of runs with these settings on this data and machine, and their budget.
+    """Costs of runs with these settings on this text and machine, and their budget. A collective: all ranks make one.
 
-    fixed: names of the settings that a plan leaves as they are. seconds, tokens, flops: the budget; two of them are None.
-    seconds_left: rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: set by the user; None: free.
-    compiled: the run will be compiled.
+    product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at most PRODUCT_RATE per thread. available_memory:
+    bytes that a rank may take; None: unknown.
     """
 
-    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine) -> None:
-        """A collective: all ranks must call it."""
-        self.settings = settings
-        self.fixed = settings.user_set | settings.fixed_in_plans
-        if settings.from_weight != "none":
+    settings: PretrainSettings
+    text: Text
+    ranks: Ranks
+    device: torch.device
+    dtype: torch.dtype
+    product_rate: float
+    available_memory: float | None = None
+    # {(width, layers): measured / estimated seconds of an update}
+    corrections: dict[tuple[int, int], float] = field(default_factory=dict)
+    # {width: cut of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
+    # layers.
+    measured_cuts: dict[int, Cut] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # names of the settings that a plan leaves as they are
+        self.fixed = self.settings.user_set | self.settings.fixed_in_plans
+        if self.settings.from_weight != "none":
             # Existing weights have a fixed shape.
             self.fixed |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
-        self.data = data
-        self.machine = machine
-        self.optimizer = settings.optimizer if "optimizer" in self.fixed else "muon"
-        self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.optimizer = self.settings.optimizer if "optimizer" in self.fixed else "muon"
+        self.n_prompts = len(read_prompts(self.settings.sample_prompts))
+        self.max_passes = laws.max_passes(self.settings.from_weight)
+        # a budget of time, and what is left of it after planning
+        self.seconds = seconds_of(self.settings.budget) if self.settings.budget else None
         self.seconds_left = self.seconds
-        self.tokens = settings.budget_tokens
-        self.flops = settings.budget_flops
-        self.batch_size = settings.batch_size if "batch_size" in self.fixed else None
-        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in self.fixed else None
-        self.eval_interval = settings.eval_interval if "eval_interval" in self.fixed else None
-        self.n_prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: some nodes may have a compiler, and others none.
-        self.compiled = on_main(machine.ranks, self._is_compiled)
-        # {(width, layers): measured / estimated seconds of an update}
-        self.corrections: dict[tuple[int, int], float] = {}
-        # {width: cut of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
-        # layers.
-        self.measured_cuts: dict[int, Cut] = {}
+        self.compiled = on_main(self.ranks, self._is_compiled)
 
     def init_scheme(self, config: MiniMindConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
@@ -254,7 +218,7 @@ class RunCosts:
     def _is_compiled(self) -> bool:
         """Returns whether the run will be compiled: with a budget of time decided here, so that it does what was planned;
         else a guess."""
-        choice, device_type = self.settings.use_compile, self.machine.device.type
+        choice, device_type = self.settings.use_compile, self.device.type
         is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
         if choice == "0" or (choice == "auto" and (is_short or device_type not in PRODUCT_RATE)):
             return False
@@ -263,13 +227,13 @@ class RunCosts:
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
-        H, ranks = config.hidden_size, self.machine.ranks
-        context, utilisation = self.data.context, GPU_UTILISATION
-        if self.machine.device.type == "cpu":
-            context += CPU_SCORES * max(self.data.T - laws.USUAL_ROW, 0)
+        H, ranks = config.hidden_size, self.ranks
+        context, utilisation = self.text.context, GPU_UTILISATION
+        if self.device.type == "cpu":
+            context += CPU_SCORES * max(self.text.rows.T - laws.USUAL_ROW, 0)
             utilisation = CPU_UTILISATION + CPU_UTILISATION_PER_DOUBLING * math.log2(H / 128)
-            utilisation = min(max(utilisation, LOWEST_UTILISATION), HIGHEST_UTILISATION)
-        work = rows * self.data.T * flops_per_token(config, context) / utilisation
+            utilisation = min(max(utilisation, MIN_UTILISATION), MAX_UTILISATION)
+        work = rows * self.text.rows.T * flops_per_token(config, context) / utilisation
         if not self.compiled:
             work *= EAGER_SLOWDOWN
         if self.optimizer == "muon":
@@ -279,7 +243,7 @@ class RunCosts:
             # The processes of one command share this; each rank of a launcher repeats it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += flops / MUON_UTILISATION * times
-        return work / self.machine.product_rate
+        return work / self.product_rate
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows: the estimate, corrected by measurements."""
@@ -306,41 +270,40 @@ class RunCosts:
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
-        position_seconds = self.update_seconds(config, rows) / (rows * self.data.T)
+        position_seconds = self.update_seconds(config, rows) / (rows * self.text.rows.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
-        return evaluation_cost(self.compiled) * position_seconds * self.data.evaluated + samples
+        return evaluation_cost(self.compiled) * position_seconds * self.text.evaluated + samples
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
-        if not self.data.evaluated or self.eval_interval == 0:
+        is_free = "eval_interval" not in self.fixed
+        if not self.text.evaluated or not (is_free or self.settings.eval_interval):
             return 0
-        if self.eval_interval is None:
+        if is_free:
             affordable = EVALUATION_SHARE * training_seconds / self.evaluation_seconds(config, cut.rows)
-            return int(min(affordable, MOST_EVALUATIONS))
+            return int(min(affordable, MAX_EVALUATIONS))
         # At most one after each update
-        updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
+        updates_between = max(self.settings.eval_interval / cut.accumulation_steps, 1.0)
         return int(training_seconds / self.update_seconds(config, cut.rows) / updates_between)
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Peak memory in bytes, with micro-batches of this many rows."""
-        machine = self.machine
         # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
-        compiled = self.compiled and machine.device.type != "cuda"
-        return training_bytes(
-            config, batch_size, self.data.T, self.settings, machine.dtype, machine.device, machine.ranks, compiled
-        )
+        compiled = self.compiled and self.device.type != "cuda"
+        T = self.text.rows.T
+        return training_bytes(config, batch_size, T, self.settings, self.dtype, self.device, self.ranks, compiled)
 
     def token_flops(self, config: MiniMindConfig) -> float:
-        return flops_per_token(config, self.data.context)
+        return flops_per_token(config, self.text.context)
 
     def min_timed_seconds(self) -> float:
         """Minimum seconds of a measurement. Only a budget of time needs one."""
         assert self.seconds is not None
-        return min(TIMED_SHARE * self.seconds, MOST_TIMED_S)
+        return min(TIMED_SHARE * self.seconds, MAX_TIMED_S)
 
     def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> None:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
-        ranks = self.machine.ranks
+        ranks = self.ranks
         times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
         micro_batch, rest = self.timed(config, cut.batch_size // ranks.sharing, times)
         if ranks.memory is not None:
@@ -350,7 +313,7 @@ class RunCosts:
         self.measured_cuts[config.hidden_size] = cut
         size = (config.hidden_size, config.num_hidden_layers)
         factor = measured / self.estimated_seconds(config, cut.rows)
-        self.corrections[size] = min(factor, MOST_CORRECTION[self.machine.device.type])
+        self.corrections[size] = min(factor, MAX_CORRECTION[self.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), measured on the text itself:
@@ -360,13 +323,13 @@ class RunCosts:
         first than later in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
         other, as in the run.
         """
-        device = self.machine.device
-        dtype = self.machine.dtype
-        ranks = self.machine.ranks
+        device, dtype, ranks = self.device, self.dtype, self.ranks
+        text = self.text
         recomputes = self.settings.gradient_checkpointing
         # Code compiled for another size is in the way. That compiled here stays: the run usually has this size.
         torch.compiler.reset()
-        batch = to_device(self.data.batch_of(rows), device)
+        recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
+        batch = to_device(text.corpus.assembler(rows)[recipe], device)
         model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
@@ -384,7 +347,7 @@ class RunCosts:
         )
         # Also without compiling: it prepares the device for eager code as the run does.
         choice = "1" if self.compiled else "0"
-        compile_blocks(model.compile_training, choice, device, (rows, self.data.T), dtype=dtype)
+        compile_blocks(model.compile_training, choice, device, (rows, text.rows.T), dtype=dtype)
         totals = Totals(batch.n_targets, batch.n_documents)
         micro_batch = partial(engine.micro_batch, batch, totals)
 

@@ -63,12 +63,12 @@ GAIN_OF_CONTEXT = 0.0135
 TOKENS_OF_CONTEXT = 3.2e5
 POWER_OF_CONTEXT = 0.75
 # Shorter documents were not measured.
-SHORTEST_CONTEXT = 100.0
+MIN_CONTEXT = 100.0
 
 
 def factor_of_context(context: float, tokens: float) -> float:
     """Ratio of the loss with this `mean_context` to `wiki_loss`, after this many unique tokens."""
-    context = max(context, SHORTEST_CONTEXT)
+    context = max(context, MIN_CONTEXT)
     gain = GAIN_OF_CONTEXT * max(math.log(tokens / TOKENS_OF_CONTEXT), 0.0)
     return 1 - gain * (1 - (CONTEXT_OF_LAW / context) ** POWER_OF_CONTEXT)
 
@@ -81,7 +81,7 @@ LOSS_ERROR_ELSEWHERE = 0.10
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
 # With fewer tokens no loss is expected: 5.46 was measured after 59,000, where the law says 4.24.
-FEWEST_TOKENS = 1e5
+MIN_TOKENS = 1e5
 # Tokens that AdamW needs per token of Muon for the same loss: above 1.7 at 7.3 M parameters and 4 M tokens, with higher rates of
 # Muon than those below
 TOKENS_OF_ADAMW = 2.0
@@ -92,19 +92,19 @@ MEASURED_VOCABULARY = 6400
 MEASURED_PARAMETERS = (5e5, 1.5e7)
 MEASURED_TOKENS = (2e6, 7.5e7)
 MEASURED_CONTEXTS = (140, 1400)
-# of `hardness.text_scale`; no loss is expected of text that is easier than EASIEST
-MEASURED_SCALES = (0.55, 1.1)
-EASIEST = 0.35
+# of `difficulty_of` (difficulty.py); no loss is expected of text below MIN_DIFFICULTY
+MEASURED_DIFFICULTIES = (0.55, 1.1)
+MIN_DIFFICULTY = 0.35
 
 # R* of Muennighoff et al.: repeats after which another pass is worth 1/e of the first
 WORTH_OF_REPEATS = 15.4
 # Maximum passes of a plan, and the most for which the expected loss was compared with runs. Further passes over little text gain
 # less and less, until the model overfits and its validation loss rises. So a plan with little text ends before its budget is used up.
-MOST_PASSES = 8
+MAX_PASSES = 8
 # Maximum passes of a run from existing weights: enough to memorise a few answers word for word
-MOST_PASSES_FROM_WEIGHTS = 40
-# Maximum parameters per unique token: the largest ratio measured, with MOST_PASSES
-MOST_PARAMETERS_PER_TOKEN = 24
+MAX_PASSES_FROM_WEIGHTS = 40
+# Maximum parameters per unique token: the largest ratio measured, with MAX_PASSES
+MAX_PARAMETERS_PER_TOKEN = 24
 
 
 class Part(NamedTuple):
@@ -134,34 +134,34 @@ def unique_tokens(parts: Sequence[Part]) -> float:
     return sum(part.unique for part in parts)
 
 
-def most_passes(from_weight: str) -> float:
+def max_passes(from_weight: str) -> float:
     """Maximum passes over the text. from_weight: the initial weights; fine-tuning of existing ones may need to memorise a few
     documents, such as answers."""
-    return MOST_PASSES if from_weight == "none" else MOST_PASSES_FROM_WEIGHTS
+    return MAX_PASSES if from_weight == "none" else MAX_PASSES_FROM_WEIGHTS
 
 
 def is_repeated_too_often(passes: float) -> bool:
     """Returns whether the law does not cover this many passes over the text."""
-    return round(passes) > MOST_PASSES
+    return round(passes) > MAX_PASSES
 
 
 def expected_loss(
     config: MiniMindConfig,
     tokens: float,
     parts: Sequence[Part],
-    scale: float = 1.0,
+    difficulty: float = 1.0,
     optimizer: str = "muon",
     init_scheme: str = "default",
     context: float = CONTEXT_OF_LAW,
 ) -> float:
-    """Nats per token, on text that is `scale` times as hard as that of `wiki_loss`. context: see factor_of_context."""
+    """Nats per token, on text whose loss is `difficulty` times that of `wiki_loss`. context: see factor_of_context."""
     layers = config.num_hidden_layers
     effective = effective_tokens(tokens, parts)
     if optimizer != "muon":
         effective /= TOKENS_OF_ADAMW
     # Repeated text teaches little about copying: a megabyte that is read eight times ends at the loss expected here.
     unique = min(tokens, unique_tokens(parts))
-    loss = scale * wiki_loss(parameter_count(config), effective) * factor_of_context(context, unique)
+    loss = difficulty * wiki_loss(parameter_count(config), effective) * factor_of_context(context, unique)
     if init_scheme == "induction":
         # in place of the gain of depth, since both come from heads that copy
         share_by_tokens = unique / (unique + TOKENS_OF_INDUCTION)
@@ -190,7 +190,7 @@ DECAY_OF_REPEATED_TEXT = 130
 PASSES_WITH_THIS_DECAY = 4.5
 POWER_OF_PASSES = 3
 POWER_OF_SIZE = 0.5
-MOST_WEIGHT_DECAY = 1.0
+MAX_WEIGHT_DECAY = 1.0
 # Final share of the run in which the rate decays to zero: 40 % is as good, the whole run half a percent worse.
 DECAY_SHARE = 0.65
 # 5 are as good, 100 are worse in short runs.
@@ -206,21 +206,21 @@ def muon_weight_decay(passes: float, updates: int, parameters_per_token: float) 
     passes_factor = max(passes / PASSES_WITH_THIS_DECAY, 1.0) ** POWER_OF_PASSES
     size_factor = max(parameters_per_token, 1.0) ** POWER_OF_SIZE
     decay = repeated * passes_factor * size_factor * DECAY_OF_REPEATED_TEXT / updates
-    return min(max(decay, WEIGHT_DECAY), MOST_WEIGHT_DECAY)
+    return min(max(decay, WEIGHT_DECAY), MAX_WEIGHT_DECAY)
 
 
 # Step Law is too high for small models: 2.4e-3 at 7.3 M parameters and 4 M tokens, where 5e-4 was the best of four rates.
-HIGHEST_ADAMW_RATE = 1e-3
+MAX_ADAMW_RATE = 1e-3
 
 
 def adamw_rate(parameters: float, tokens: float) -> float:
-    """Learning rate of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law), at most HIGHEST_ADAMW_RATE."""
-    return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
+    """Learning rate of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law), at most MAX_ADAMW_RATE."""
+    return min(1.79 * parameters**-0.713 * tokens**0.307, MAX_ADAMW_RATE)
 
 
 # Minimum for a budget of tokens. The best model measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. For the same
 # FLOPs the law picks 2.60 M for 7.8 M; without a minimum a budget of tokens would take the largest model.
-FEWEST_TOKENS_PER_PARAMETER = 5
+MIN_TOKENS_PER_PARAMETER = 5
 
 
 # Beyond the first ones in steps of about a fifth: the loss is flat around the best width.
@@ -236,7 +236,7 @@ TOKENS_OF_SHALLOW_MODELS = 14e6
 # From this many on, deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between
 # the expected loss decides, but with at least three layers: after 30 M two were the worst of eight sizes.
 TOKENS_OF_DEEP_MODELS = 40e6
-FEWEST_MIDDLE_LAYERS = 3
+MIN_MIDDLE_LAYERS = 3
 
 
 def layers_for(width: int, tokens: float) -> tuple[int, int]:
@@ -248,7 +248,7 @@ def layers_for(width: int, tokens: float) -> tuple[int, int]:
     deep = round(width / DEEP_ASPECT)
     if tokens >= TOKENS_OF_DEEP_MODELS:
         return deep, deep
-    return max(FEWEST_MIDDLE_LAYERS, round(width / MIDDLE_ASPECT)), deep
+    return max(MIN_MIDDLE_LAYERS, round(width / MIDDLE_ASPECT)), deep
 
 
 def heads_for(width: int) -> int:

@@ -2,14 +2,14 @@
 
     plan_run             the settings of the run
       measure_machine    the faster precision, and its FLOP/s
-      count_data         the amount of text, and how hard it is (costs.py, hardness.py)
+      count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
       choose             the best of all plans, of a size that was measured here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
-      chosen_settings    the plan as settings (outcome.py)
+      chosen_settings    the plan as settings (plan.py)
 
 For each size of a list, the planner computes the tokens that the budget buys, with the batch size that suits them, and the
 expected loss. It limits the passes over the text, and the parameters per unique token, to what was measured: with little text
@@ -32,11 +32,11 @@ from common.processes import seconds_since_start
 from common.wording import announce, counted
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
-from trainer.budget.costs import Cut, Machine, RunCosts, count_data
-from trainer.budget.outcome import (
+from trainer.budget.costs import Cut, RunCosts, count_text
+from trainer.budget.plan import (
     IN_MICRO_BATCHES,
     PLANNED,
-    Plan,
+    BudgetPlan,
     chosen_settings,
     plan_lines,
     plan_to_resume,
@@ -67,13 +67,13 @@ WORTH_LONG_ROWS = 0.99
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
 # Update sizes that differ by less than this factor learn about equally from the same tokens.
-NEAR = 1.7
+MAX_BATCH_RATIO = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Candidate micro-batches of an update if the user gives their rows
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # A run of fewer updates is not worth a plan.
-FEWEST_UPDATES = 20
+MIN_UPDATES = 20
 # Rounds of a fixed-point iteration: the tokens decide the batch size, and that decides a little how many tokens the time buys. Of
 # 2,048 plans 1,922 settled within two rounds, 124 within three and one within four. One oscillated between two neighbouring batch
 # sizes, either of which will do.
@@ -110,27 +110,29 @@ def plan_run(
     on_main(ranks, lambda: announce("planning: measuring this machine and counting the text"))
     with user_errors():
         settings, config = settings_of_folder(settings)
-        settings, machine = measure_machine(settings, run_context)
-        data = count_data(settings, ranks, kind)
-        costs = RunCosts(settings, data, machine)
+        settings, rate, memory = measure_machine(settings, run_context)
+        text = count_text(settings, ranks, kind)
+        dtype, _ = pick_dtype(settings.dtype, device)
+        costs = RunCosts(settings, text, ranks, device, dtype, rate, memory)
         shape = {
             name: value
             for name in MODEL_FLAGS
             if name in costs.fixed and (value := getattr(settings, name)) is not None
         }
-        fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
+        fields = {"vocab_size": text.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
         # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
-        check_length(data.T, candidates[0])
+        check_length(text.rows.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
         costs = with_best_rows(candidates, costs, kind)
-        data = costs.data
         plan = choose(candidates, costs)
-    if data.most_tokens is not None and plan.tokens > data.most_tokens:
-        times = math.ceil(plan.tokens / data.most_tokens)
+    text = costs.text
+    # One pass is the longest run of such a text, see dataset/mixture.py.
+    if text.corpus.is_one_plan and plan.tokens > text.rows.n_pairs:
+        times = math.ceil(plan.tokens / text.rows.n_pairs)
         raise UserError(
             f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-            f"{quantity(data.most_tokens)}: allow {times} times as many passes (x{times} after each share, repeat: {times} in a "
+            f"{quantity(text.rows.n_pairs)}: allow {times} times as many passes (x{times} after each share, repeat: {times} in a "
             "--mixture file, where there is one now), or give a smaller budget"
         )
     # Ranks that evaluated or saved at different updates would deadlock.
@@ -166,8 +168,13 @@ def refuse_contradictions(settings: PretrainSettings) -> None:
         )
 
 
-def measure_machine(settings: PretrainSettings, run_context: RunContext) -> tuple[PretrainSettings, Machine]:
-    """Time matrix products. The settings get float32 if the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
+def measure_machine(
+    settings: PretrainSettings, run_context: RunContext
+) -> tuple[PretrainSettings, float, float | None]:
+    """Returns (settings, FLOP/s of all ranks together, bytes that a rank may take or None). A collective.
+
+    The settings get float32 if the user gives no dtype, and this CPU is slower in bfloat16.
+    """
     ranks, device = run_context.ranks, run_context.device
     dtype, _ = pick_dtype(settings.dtype, device)
     dtypes = [dtype]
@@ -186,11 +193,10 @@ def measure_machine(settings: PretrainSettings, run_context: RunContext) -> tupl
         line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
         on_main(ranks, partial(announce, f"planning: {line}"))
         settings = dataclasses.replace(settings, dtype="float32")
-        dtype, rate = torch.float32, in_float32[0]
+        rate = in_float32[0]
     # Another program may take the memory of one of several GPUs.
     free = free_memory(device, ranks)
-    memory = None if free is None else MEMORY_SHARE * free
-    return settings, Machine(device, dtype, ranks, rate * ranks.world_size, memory)
+    return settings, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free
 
 
 def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
@@ -227,16 +233,15 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
 
     In longer rows a token sees more of its document, and costs more.
     """
-    settings = costs.settings
-    ranks = costs.machine.ranks
+    settings, text = costs.settings, costs.text
     is_fixed = {"max_seq_len", "pack"} & costs.fixed or kind is not DOCUMENTS or settings.from_weight != "none"
     # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
     is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
-    if is_fixed or is_eager or costs.data.context < LONG_DOCUMENTS * costs.data.T:
+    if is_fixed or is_eager or text.context < LONG_DOCUMENTS * text.rows.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = count_data(longer, ranks, kind, costs.data.text_scale)
-    longer_costs = RunCosts(longer, data, costs.machine)
+    longer_text = count_text(longer, costs.ranks, kind, text.difficulty)
+    longer_costs = dataclasses.replace(costs, settings=longer, text=longer_text)
 
     def is_worth_it() -> bool:
         try:
@@ -246,22 +251,24 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
             # The plan itself reports what is too little.
             return False
         # With many ranks, a row each may be too many.
-        is_too_large = longer_plan.cut.rows * data.T > NEAR * laws.batch_tokens(longer_plan.tokens)
+        is_too_large = longer_plan.cut.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
+            longer_plan.tokens
+        )
         return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
     # Rank 0 knows how much time is left.
-    return longer_costs if on_main(ranks, is_worth_it) else costs
+    return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 
 
-def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
+def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
     """The best plan; with a budget of time, of a size that was measured here, as long as there is time for that.
 
     A collective. Errors: UserError where nothing can be trained.
     """
-    ranks = costs.machine.ranks
+    ranks = costs.ranks
     measurements = 0
     if costs.seconds is not None:
-        seconds_each = COMPILE_SECONDS if costs.compiled else EAGER_MEASUREMENT_S[costs.machine.device.type]
+        seconds_each = COMPILE_SECONDS if costs.compiled else EAGER_MEASUREMENT_S[costs.device.type]
         measurements = 1 + int(MEASURING_SHARE * costs.seconds / (seconds_each + costs.min_timed_seconds()))
     while True:
         # The same on all ranks, by the measurements of rank 0 so far
@@ -276,7 +283,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         measurements -= 1
 
 
-def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
+def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
     """The best plan of all sizes for the rest of the budget. Errors: UserError.
 
     A measurement compiles one block of its width, for its own micro-batches only. So a plan of a measured width, with any number
@@ -286,13 +293,13 @@ def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCost
         costs.seconds_left = costs.seconds - seconds_since_start()
     plan = best_plan(candidates, costs)
     cut = costs.measured_cuts.get(plan.config.hidden_size, plan.cut)
-    is_near = max(plan.cut.rows, cut.rows) <= NEAR * min(plan.cut.rows, cut.rows)
+    is_near = max(plan.cut.rows, cut.rows) <= MAX_BATCH_RATIO * min(plan.cut.rows, cut.rows)
     if is_near and cut in cuts(plan.config, costs):
         return plan_for(plan.config, costs, cut) or plan
     return plan
 
 
-def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
+def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
     """The plan with the lowest expected loss, of those whose depth suits their tokens.
 
     Errors: UserError that says what is too little.
@@ -302,9 +309,9 @@ def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         raise UserError(what_is_too_little(sizes, costs))
     # The law of the loss does not cover models that are larger for their text than the measured ones: they may overfit. A budget of
     # tokens needs a limit too: by loss alone the largest model would win, and would train for weeks.
-    most = laws.MOST_PARAMETERS_PER_TOKEN * costs.data.unique
-    if costs.tokens is not None:
-        most = min(most, costs.tokens / laws.FEWEST_TOKENS_PER_PARAMETER)
+    most = laws.MAX_PARAMETERS_PER_TOKEN * costs.text.unique
+    if costs.settings.budget_tokens is not None:
+        most = min(most, costs.settings.budget_tokens / laws.MIN_TOKENS_PER_PARAMETER)
     small_enough = [plan for plan in plans if plan.parameters <= most]
     suitable = [plan for plan in with_suitable_depth(plans) if plan.parameters <= most]
     # A width given by the user may leave only models with fewer layers, or none.
@@ -312,13 +319,13 @@ def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
+def with_suitable_depth(plans: Sequence[BudgetPlan]) -> list[BudgetPlan]:
     """The plans of each width whose numbers of layers suit their tokens; if none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens need fewer layers: so all numbers of layers are planned.
     """
 
-    def mismatch(plan: Plan) -> float:
+    def mismatch(plan: BudgetPlan) -> float:
         """Factor by which it has too few or too many layers; 1: neither."""
         layers = plan.config.num_hidden_layers
         fewest, most = laws.layers_for(plan.config.hidden_size, plan.tokens)
@@ -331,53 +338,54 @@ def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
+def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> BudgetPlan | None:
     """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. cut: None: choose
     the best."""
-    data = costs.data
+    text = costs.text
     choices = cuts(config, costs) if cut is None else [cut]
     if not choices:
         return None
     cut = choices[0]
     for _ in range(ROUNDS):
         tokens = affordable_tokens(config, cut, costs)
-        best_rows = laws.batch_tokens(max(tokens, 1)) / (data.T * data.fill)
+        best_rows = laws.batch_tokens(max(tokens, 1)) / (text.rows.T * text.rows.fill)
         # The nearest one by ratio
         cut = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
     tokens = affordable_tokens(config, cut, costs)
-    updates = int(tokens / data.tokens_of_update(cut.rows))
-    if updates < FEWEST_UPDATES:
+    updates = int(tokens / text.tokens_of_update(cut.rows))
+    if updates < MIN_UPDATES:
         return None
-    tokens = updates * data.tokens_of_update(cut.rows)
+    tokens = updates * text.tokens_of_update(cut.rows)
     seconds = updates * costs.update_seconds(config, cut.rows)
-    return Plan(
+    return BudgetPlan(
         config=config,
         parameters=parameter_count(config),
         cut=cut,
         updates=updates,
         tokens=tokens,
-        passes=tokens / data.unique,
+        passes=tokens / text.unique,
         seconds=seconds,
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(
-            config, tokens, data.parts, data.text_scale, costs.optimizer, costs.init_scheme(config), data.context
+            config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
         ),
     )
 
 
 def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
-    ranks, steps = costs.machine.ranks, costs.accumulation_steps
+    settings, ranks = costs.settings, costs.ranks
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
+    steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
-    times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
-    most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
-    if costs.batch_size is not None:
-        found = [Cut(costs.batch_size, n, at_once) for n in (STEPS if steps is None else (steps,))]
-    elif steps is not None:
-        found = [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
+    times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
+    most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
+    if "batch_size" in costs.fixed:
+        found = [Cut(settings.batch_size, n, at_once) for n in steps]
+    elif "accumulation_steps" in costs.fixed:
+        found = [Cut(rows * sharing, settings.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
     else:
         # rows of the whole update if the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
@@ -389,18 +397,19 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
         ]
     largest: dict[int, Cut] = {}
     for cut in found:
-        if costs.machine.memory is None or costs.memory(config, cut.batch_size) <= costs.machine.memory:
+        if costs.available_memory is None or costs.memory(config, cut.batch_size) <= costs.available_memory:
             largest.setdefault(cut.rows, cut)
     return list(largest.values())
 
 
 def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
-    if costs.tokens is not None:
-        return costs.tokens
-    most = costs.data.most_passes * costs.data.unique
-    if costs.flops is not None:
-        return min(costs.flops / costs.token_flops(config), most)
+    settings = costs.settings
+    if settings.budget_tokens is not None:
+        return settings.budget_tokens
+    most = costs.max_passes * costs.text.unique
+    if settings.budget_flops is not None:
+        return min(settings.budget_flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
     assert seconds is not None
     without_updates = costs.other_seconds(config, cut, 0.0)
@@ -409,22 +418,23 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
     # Overhead grows with the updates, since evaluations come between them: assumed in proportion.
     growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
     updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
-    return min(updates * costs.data.tokens_of_update(cut.rows), most)
+    return min(updates * costs.text.tokens_of_update(cut.rows), most)
 
 
 def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
     """The message if no model can be trained."""
-    data = costs.data
+    unique, T, max_passes = costs.text.unique, costs.text.rows.T, costs.max_passes
     rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
     if rows is None:
         return "the memory is too small to train any model: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.
-    if costs.tokens is None and data.most_passes * data.unique < FEWEST_UPDATES * data.tokens_of_update(rows):
+    has_max_passes = costs.settings.budget_tokens is None
+    if has_max_passes and max_passes * unique < MIN_UPDATES * costs.text.tokens_of_update(rows):
         # As full rows: one row of text does not show how full the rows of more text would be.
-        needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
+        needed = math.ceil(MIN_UPDATES * rows * T / max_passes)
         return (
-            f"the text is too small: it has {round(data.unique):,} tokens to train, and a plan needs about {needed:,} "
-            f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {data.T} in {data.most_passes} passes): give more text by "
+            f"the text is too small: it has {round(unique):,} tokens to train, and a plan needs about {needed:,} "
+            f"({MIN_UPDATES} updates of {counted(rows, 'row')} of {T} in {max_passes} passes): give more text by "
             "--data_path, or train it without a budget, by --epochs"
         )
     passed = ""

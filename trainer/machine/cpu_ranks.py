@@ -47,16 +47,13 @@ Work = Callable[[Join, Sequence[str]], int]
 
 @dataclass(frozen=True)
 class ShareableBatch:
-    """A micro-batch that processes may share.
-
-    rows: --batch_size, or the most that may still be chosen (rows_are_open). obstacle: why its loss cannot be computed in parts, or "".
-    """
+    """A micro-batch that processes may share. rows: the most, if they are still to be chosen. obstacle: why its loss cannot be
+    computed in parts, or ""."""
 
     rows: int
     positions: int
     parameters: int
     obstacle: str = ""
-    rows_are_open: bool = False
 
 
 def run(
@@ -109,21 +106,14 @@ def processes_of(
         return 1, []
     if asked == AUTO:
         n = suitable_number(available_threads(), batch, total_memory(torch.device("cpu")))
+    elif batch.obstacle:
+        raise UserError(f"--cpu_processes {asked}: {batch.obstacle}; drop the flag")
     else:
         n = int(asked)
-        if batch.obstacle:
-            raise UserError(f"--cpu_processes {n}: {batch.obstacle}; drop the flag")
-        # Open rows are chosen so that any number of processes can share them.
-        if not batch.rows_are_open and batch.rows % n:
-            raise UserError(
-                f"--cpu_processes {n}: --batch_size {batch.rows} cannot be divided by it; use a number that divides "
-                "the batch, or auto"
-            )
     if n == 1:
         return 1, []
-    rows_each = "" if batch.rows_are_open else f" ({batch.rows // n} of its {batch.rows} rows each)"
     line = (
-        f"{n} processes of {counted(threads_of_each(n), 'thread')} share each micro-batch{rows_each}: processes wait "
+        f"{n} processes of {counted(threads_of_each(n), 'thread')} share each micro-batch: processes wait "
         "for each other a few times per update, threads after every operation; --cpu_processes 1 trains in one process"
     )
     return n, [line]

@@ -13,8 +13,7 @@ from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from trainer.batching import Batching
 from trainer.job import UNLIMITED, Length
-from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
-from trainer.pretrain.initial_model import InitialModel
+from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 
@@ -46,39 +45,16 @@ DOCUMENTS = TextKind(
 )
 
 
-def open_data(settings: PretrainSettings, initial_model: InitialModel, kind: TextKind, ranks: Ranks) -> Corpus:
-    """The data of a run. Errors: DataError for text that the tokenizer does not know or too little text; UserError."""
-    # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-    corpus = open_corpus(
-        settings, initial_model.encoder, ranks, kind, verbose=not settings.has_budget or settings.from_resume
-    )
-    with wait_for_all_ranks(ranks):
-        # Raises if there is nothing to train.
-        plan = corpus.plan(0)
-        mixture = corpus.mixture
-        # plan_run has checked a budget, and its clock may ask for more updates than there is text for.
-        if mixture is not None and mixture.is_one_plan and settings.max_updates and not settings.has_budget:
-            excess = mixture.repeats_beyond_limit(plan)
-            if excess:
-                raise DataError(
-                    f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {excess}; allow more "
-                    "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
-                )
-    return corpus
-
-
-def open_corpus(
-    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, verbose: bool = True
-) -> Corpus:
+def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
     """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
 
-    verbose: announce the embedded corpus if it is used.
+    Errors: DataError for text that the tokenizer does not know; UserError.
     """
     rows = Batching.of(settings, ranks).rows
 
     def open_own() -> Corpus:
         return kind.corpus(
-            data_of(settings, kind, verbose=verbose and ranks.is_main),
+            data_of(settings, kind),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
@@ -101,22 +77,37 @@ def open_corpus(
     return first_rank_first(ranks, open_own)
 
 
-def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = True) -> Sequence[str | Source]:
+def refuse_too_little_text(settings: PretrainSettings, corpus: Corpus) -> None:
+    """Errors: DataError if a run of so many updates repeats a source of its mixture more often than allowed."""
+    mixture = corpus.mixture
+    if mixture is None or not mixture.is_one_plan or not settings.max_updates:
+        return
+    excess = mixture.repeats_beyond_limit(corpus.plan(0))
+    if excess:
+        raise DataError(
+            f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {excess}; allow more "
+            "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
+        )
+
+
+def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS) -> Sequence[str | Source]:
     """The data of --data_path or --mixture, else the usual file, else the embedded corpus."""
     if settings.mixture:
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
         return settings.data_path
     default = ROOT / "dataset" / kind.default_file
-    if default.exists():
-        return [str(default)]
-    embedded = kind.build_embedded()
-    if verbose:
+    return [str(default if default.exists() else kind.build_embedded())]
+
+
+def announce_embedded_corpus(settings: DataSettings, kind: TextKind) -> None:
+    """Tell the user of the embedded corpus if the run trains on it."""
+    default = ROOT / "dataset" / kind.default_file
+    if not (settings.mixture or settings.data_path or default.exists()):
         announce(
-            f"no {default}: training on {kind.embedded_description} ({embedded}).\n"
+            f"no {default}: training on {kind.embedded_description} ({kind.build_embedded()}).\n"
             "dataset/README.md explains how to get a full corpus; --data_path trains on your own text."
         )
-    return [str(embedded)]
 
 
 def length_of_mixture(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> str:

@@ -1,11 +1,8 @@
-"""Tokenizer and model that a run starts with: fresh, or with existing weights; if these are missing, the error suggests
-others."""
+"""The model that a run starts with: fresh, or with existing weights; if these are missing, the error suggests others."""
 
 import dataclasses
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_vocabulary_size,
     has_tokenizer,
@@ -34,44 +31,26 @@ from trainer.sharding import ranks_per_model
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@dataclass(frozen=True)
-class InitialModel:
-    """Tokenizer and model, which fit each other and the rows.
-
-    settings: of the run, some set by a folder of --from_weight. vocabulary: digest of the tokenizer's vocabulary. notices: lines
-    for the user.
-    """
-
-    settings: PretrainSettings
-    tokenizer: Any
-    encoder: DocumentEncoder
-    vocabulary: str
-    model: MiniMindForCausalLM
-    notices: list[str]
-
-
 def open_model(
     settings: PretrainSettings,
-    make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder],
+    config: MiniMindConfig | None,
+    tokenizer: Any,
+    vocabulary: str,
+    vocab_size: int,
     ranks: Ranks,
     device: torch.device,
-) -> InitialModel:
-    """Tokenizer and model of a run.
+) -> tuple[MiniMindForCausalLM, list[str]]:
+    """Returns (the model of a run, with fresh or existing weights; lines for the user).
 
-    Errors: UserError, ValueError for what does not fit.
+    settings, config: of settings_of_folder. vocabulary: digest of the tokenizer's. vocab_size: of the encoder. Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
-    # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
-    settings, config = settings_of_folder(settings)
     path = settings.tokenizer_path
     assert path is not None
-    tokenizer = load_tokenizer(path)
-    encoder = make_encoder(tokenizer, settings)
-    vocabulary = vocabulary_digest(tokenizer)
-
     if config is not None:
         folder = Path(settings.from_weight)
-        if Path(path) != folder and has_tokenizer(folder) and vocabulary_digest(load_tokenizer(folder)) != vocabulary:
+        is_other = Path(path) != folder and has_tokenizer(folder)
+        if is_other and vocabulary_digest(load_tokenizer(folder)) != vocabulary:
             notices.append(
                 f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {path}"
             )
@@ -82,7 +61,7 @@ def open_model(
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
-        config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
+        config = MiniMindConfig(**shape, **ids, vocab_size=vocab_size, dropout=settings.dropout)
         weight = settings.weight()
         if weight is not None:
             recorded = read_record(weight).get(VOCABULARY_FIELD)
@@ -97,12 +76,12 @@ def open_model(
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()
     check_length(settings.max_seq_len, model.config)
-    check_vocabulary_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    check_vocabulary_size(vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if ranks_per_model(settings.shard, ranks) == 1:
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return InitialModel(settings, tokenizer, encoder, vocabulary, model, notices)
+    return model, notices
 
 
 def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str) -> MiniMindForCausalLM:
@@ -164,15 +143,15 @@ def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, Mi
         return settings, None
     config = read_config(folder)
     config.dropout = settings.dropout
-    found: dict[str, object] = {}
+    shape: dict[str, object] = {}
     for name in MODEL_FLAGS:
-        found[name] = getattr(config, name)
+        shape[name] = getattr(config, name)
         asked = getattr(settings, name)
         # None: not given. A flag is compared even if it repeats the default of a fresh model.
-        if asked is not None and asked != found[name]:
-            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
-    found["tokenizer_path"] = settings.tokenizer_path or str(folder)
+        if asked is not None and asked != shape[name]:
+            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {shape[name]}: leave the flag out")
+    shape["tokenizer_path"] = settings.tokenizer_path or str(folder)
     if not settings.tokenizer_path and not has_tokenizer(folder):
         raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
     # The type checker does not see that names and values belong together.
-    return dataclasses.replace(settings, **found), config  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **shape), config  # type: ignore[arg-type]

@@ -3,158 +3,102 @@
 import glob
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS
 from model.weight_record import ROW_LENGTH_FIELD
-from trainer.batching import Batching
 from trainer.cuda_graphs import can_be_recorded
-from trainer.engine import Update, make_engine
-from trainer.evaluation import Sampler, evaluate, read_prompts
-from trainer.job import Evaluation, Forecast, Identity, Job, Progress, RunContext, RunFiles, RunOverview
-from trainer.launch import lock_files
+from trainer.engine import Engine, Update, make_engine
+from trainer.evaluation import Sampler, evaluate
+from trainer.job import Evaluation, Forecast, Identity, Job, Progress, RunFiles, RunOverview
+from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_dtype, seed_everything
+from trainer.machine.devices import seed_everything
 from trainer.optim.schedules import SCHEDULES, wsd
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
-from trainer.pretrain.initial_model import open_model
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.pretrain.memory import free_memory, resolve_batch_size
 from trainer.pretrain.overview import pretraining_overview
+from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_pth
 
 
 class PretrainJob(Job):
-    """train_pretrain.py's part of a run.
+    """train_pretrain.py's part of a run, made of the parts that `open_run` has opened. The Trainer calls it, see trainer/job.py.
 
-    The constructor opens everything that can fail, quick steps first: prompts, tokenizer and model, the run's files, and the
-    data, which a first run tokenises. Then it chooses a batch size and builds the engine. The Trainer calls the methods,
-    see trainer/job.py.
-    Errors: UserError, in one line, for flags that do not fit.
+    Another job on the same parts overrides what differs: the loss with `n_sums` and `metrics`, `evaluate`, `weight_record`.
     """
 
     settings: PretrainSettings
 
     # Documents or conversations, and where they are stored (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
-    # (job, plan of epoch 0, overview) -> (lines for the user, the expected loss), set by the command
-    advise: Callable[["PretrainJob", RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
+    # (plan of epoch 0, overview) -> (lines for the user, the expected loss), set by the command
+    advise: Callable[[RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
 
-    def __init__(self, settings: PretrainSettings, run_context: RunContext) -> None:
-        ranks, device = run_context.ranks, run_context.device
-        self.ranks = ranks
-        self.device = device
-        # lines for the user
-        dtype, self.notices = pick_dtype(settings.dtype, device)
-        # measured before the model is on the device
-        free = free_memory(device, ranks)
-        # The same seed on all ranks, so that all start with the same weights.
-        seed_everything(settings.seed)
-        with user_errors():
-            self.prompts = read_prompts(settings.sample_prompts)
-            # Tokenizer and model. A folder of --from_weight sets some of the settings.
-            self.initial_model = open_model(settings, self.kind.make_encoder, ranks, device)
-            self.notices += self.initial_model.notices
-            settings = self.initial_model.settings
-            self.model = self.initial_model.model
-            self.config = self.model.config
-
-            # The run's files. From here on no other run may write them.
-            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
-            lock_files(ranks, stem)
-
-            # The data, and the loss of a batch
-            self.corpus = open_data(settings, self.initial_model, self.kind, ranks)
-            self.model.train()
-
-            # From here on --batch_size is a number.
-            settings, lines = resolve_batch_size(settings, stem, self.model, self.corpus, dtype, device, ranks, free)
-            self.notices += lines
+    def __init__(self, parts: Parts) -> None:
+        settings, ranks, corpus = parts.settings, parts.ranks, parts.corpus
+        self.parts = parts
         self.settings = settings
-        self.batching = Batching.of(settings, ranks)
-
+        self.batching = parts.batching
+        self.corpus = corpus
+        self.model = parts.model
+        self.config = parts.model.config
         self.files = RunFiles(
-            stem,
-            outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
+            parts.stem,
+            outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},
             settings=settings,
-            stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
+            stale_patterns=[f"{glob.escape(parts.stem.name)}.best.*"],
         )
-
         # From here on ranks draw different random numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
-        encoder = self.initial_model.encoder
-        self.identity = Identity(
-            entries={
-                # The first difference is reported. This entry comes first, since it changes the tokenizer's fingerprint too.
-                "reading of special tokens": encoder.parse_special_tokens,
-                "tokenizer": encoder.fingerprint[:16],
-                "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
-                "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
-                "row layout": self.corpus.layout(),
-                "length of the mixture": length_of_mixture(settings, self.corpus, self.batching.rows),
-                "optimizer": settings.optimizer,
-            },
-            defaults={
-                "architecture": {name: DECLARATIONS[name]["defaults"][self.config.generation] for name in ARCHITECTURE}
-            },
-            flags_to_check={
-                "data": self.kind.data_flags,
-                # entries of layout(), see flatten_facts
-                "row layout shares": "--data_path, --mixture",
-                "row layout repeats": "--data_path, --mixture",
-                "tokenizer": "--tokenizer_path",
-                "reading of special tokens": "--parse_special_tokens",
-                "length of the mixture": "--max_updates, --rows_per_update",
-            },
-            # They only set the initial weights. A resume loads those of its checkpoint.
-            ignored_on_resume=("from_weight", "init_scheme"),
-        )
+        self.identity = identity_of(parts)
         self.engine = make_engine(
             self.model,
-            partial(pretrain_loss, self.model),
+            self.loss,
             settings,
-            n_sums=n_sums(self.config),
-            identity={**self.identity.entries, "validation data": self.corpus.validation_fingerprint},
+            n_sums=self.n_sums,
+            identity={**self.identity.entries, "validation data": corpus.validation_fingerprint},
             shard=settings.shard,
             allows_cuda_graphs=can_be_recorded(
-                device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout
+                parts.device, ranks, parts.dtype, settings.gradient_checkpointing, self.config.dropout
             ),
             cuda_graphs=settings.cuda_graphs != "0",
-            dtype=dtype,
+            dtype=parts.dtype,
             ranks=ranks,
-            device=device,
+            device=parts.device,
         )
-        if settings.cuda_graphs == "1" and self.engine.graphs is None:
-            self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
-        self.assembler = self.corpus.assembler()
+        self.assembler = corpus.assembler()
         # Reads all tokens in a thread. One rank per machine is enough: its ranks read the same files.
-        self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
-
-        # Evaluations, and where the run ends
-        self.validation = validation = self.corpus.validation()
+        self.digest_check = corpus.digest_check() if ranks.local_rank == 0 else None
         self.evaluation = Evaluation(
+            evaluate=self.evaluate if parts.validation else None,
             eval_interval=settings.eval_interval,
             save_best=self.write_weights,
-            data=self.corpus.validation_fingerprint,
+            data=corpus.validation_fingerprint,
         )
-        if validation:
-            self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
-        if self.prompts:
+        if parts.prompts:
+            # The answer to a question is shown without it.
+            with_prompt = not parts.kind.trains_answers
             self.evaluation.samples = Sampler(
-                self.initial_model.tokenizer,
-                encoder,
-                self.prompts,
-                settings.seed,
-                with_prompt=not self.kind.trains_answers,
+                parts.tokenizer, parts.encoder, parts.prompts, settings.seed, with_prompt=with_prompt
             )
-        self.length = length_of_run(settings, self.corpus, self.batching.rows)
+        self.length = length_of_run(settings, corpus, self.batching.rows)
+
+    # ----------------------------------------------------------------------------------------- the loss, and its sums
+
+    def loss(self, batch: Any, totals: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective of an update, see trainer/engine.py."""
+        return pretrain_loss(self.model, batch, totals)
+
+    @property
+    def n_sums(self) -> int:
+        """Length of the sums that `loss` returns."""
+        return n_sums(self.config)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -165,33 +109,31 @@ class PretrainJob(Job):
         # Always epoch 0: a resume decides on compiling as the first start did.
         first_plan = self.corpus.plan(0)
         overview = pretraining_overview(
-            self.settings,
-            self.initial_model,
-            self.corpus,
+            self.parts,
             first_plan,
-            self.batching,
             # A run that is one plan is described as a whole.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
-            answers=self.kind.trains_answers,
         )
         lines: list[str] = []
         if self.advise is not None:
-            lines, overview.forecast = self.advise(self, first_plan, overview)
-        overview.notices = [*self.notices, *overview.notices, *lines]
+            lines, overview.forecast = self.advise(first_plan, overview)
+        overview.notices = [*self.parts.notices, *overview.notices, *lines]
+        if self.settings.cuda_graphs == "1" and self.engine.graphs is None:
+            overview.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
         return overview
 
     def compile_model(self, overview: RunOverview) -> list[str]:
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
-        dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
+        dtype, is_gpu = self.engine.dtype, self.parts.device.type == "cuda"
         rows = self.batching.micro_rows
         if is_gpu:
             # rows of the largest micro-batch: a small epoch has fewer
             rows = min(rows, overview.plan.n_rows)
         shape, width = (rows, overview.plan.T), self.config.hidden_size
         notices = compile_blocks(
-            self.model.compile_training, settings.use_compile, self.device, shape, overview.flops, dtype, width
+            self.model.compile_training, settings.use_compile, self.parts.device, shape, overview.flops, dtype, width
         )
         if is_gpu and (self.model.compiled_backend is not None or self.engine.graphs is not None):
             # The last micro-batch of an epoch has fewer rows; padded, it runs the compiled code too. The backward pass of
@@ -234,13 +176,17 @@ class PretrainJob(Job):
             values["expert_load_max"] = load.max().item()
         return values, targets
 
+    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
+        assert self.parts.validation is not None
+        return evaluate(engine, self.parts.validation, signals)
+
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         self.write_weights(self.files.stem, weights)
 
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        save_pth(dict(weights), self.weight_record(), stem, self.initial_model.vocabulary, special_tokens)
+        save_pth(dict(weights), self.weight_record(), stem, self.parts.vocabulary, special_tokens)
 
     def weight_record(self) -> dict[str, Any]:
         """What the .json beside the weights says about them, besides their tokenizer."""
@@ -248,3 +194,32 @@ class PretrainJob(Job):
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.tokens_of_sources(progress.epoch, progress.row)
+
+
+def identity_of(parts: Parts) -> Identity:
+    """What a resume must share with its run."""
+    encoder, config, corpus = parts.encoder, parts.model.config, parts.corpus
+    return Identity(
+        entries={
+            # The first difference is reported. This entry comes first, since it changes the tokenizer's fingerprint too.
+            "reading of special tokens": encoder.parse_special_tokens,
+            "tokenizer": encoder.fingerprint[:16],
+            "data": corpus.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": {name: getattr(config, name) for name in ARCHITECTURE},
+            "row layout": corpus.layout(),
+            "length of the mixture": length_of_mixture(parts.settings, corpus, parts.batching.rows),
+            "optimizer": parts.settings.optimizer,
+        },
+        defaults={"architecture": {name: DECLARATIONS[name]["defaults"][config.generation] for name in ARCHITECTURE}},
+        flags_to_check={
+            "data": parts.kind.data_flags,
+            # entries of layout(), see flatten_facts
+            "row layout shares": "--data_path, --mixture",
+            "row layout repeats": "--data_path, --mixture",
+            "tokenizer": "--tokenizer_path",
+            "reading of special tokens": "--parse_special_tokens",
+            "length of the mixture": "--max_updates, --rows_per_update",
+        },
+        # They only set the initial weights. A resume loads those of its checkpoint.
+        ignored_on_resume=("from_weight", "init_scheme"),
+    )

@@ -173,8 +173,7 @@ def resolve_batch_size(
     """Replace AUTO_ROWS by a number of rows, with the same updates. Returns (settings, lines for the user).
 
     A line reports the rows, another that micro-batches may need more memory than is free. stem: path of the run's files without
-    suffix. free: bytes, before the model was made. A collective. Errors: UserError for a number of processes that do
-    not divide the update.
+    suffix. free: bytes, before the model was made. A collective.
     """
     lines = []
     plan = corpus.plan(0)
@@ -198,27 +197,17 @@ def resolve_batch_size(
         # Those of one rank, or of the ranks that share micro-batches
         update_rows = Batching.of(settings, ONE_RANK).rows
         usual = update_rows // settings.accumulation_steps
-        # Another machine may have another number of processes.
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
-        if recorded is not None and recorded % ranks.sharing == 0:
+        if recorded is not None:
             rows, why = recorded, ", as before the resume"
         else:
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
             most = min(MOST_ROWS_OF_MICRO_BATCH[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
-            most = min(max(most, ranks.sharing), update_rows)
             # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
-            # Ranks that share a micro-batch get equal parts of it.
-            to_divide = (update_rows, usual * settings.warmup_iters)
-            choices = [
-                n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in to_divide)
-            ]
+            to_divide = math.gcd(update_rows, usual * settings.warmup_iters)
+            choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0]
             if why_not_divisible(model.config):
                 choices = [usual]
-            if not choices:
-                raise UserError(
-                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {update_rows:,} rows cannot be divided "
-                    "equally among the processes; use another number, or auto"
-                )
             rows = choices[0]
             # If not even the fewest rows fit, the run itself reports what helps.
             while not fits(rows) and (smaller := [choice for choice in choices if 2 * choice <= rows]):
@@ -234,9 +223,8 @@ def resolve_batch_size(
         cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
         lines.append(f"--batch_size auto: an update is {cut}{why}")
 
-    # The planner of --budget has checked this already, before its measurements took memory. The formula is for a whole model.
-    is_unchecked = not settings.has_budget and settings.shard == NONE
-    if is_unchecked and free is not None and needed(settings.batch_size) > free:
+    # The formula is for a whole model.
+    if settings.shard == NONE and free is not None and needed(settings.batch_size) > free:
         lines.append(
             f"warning: these micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
             f"{device.type}: if memory runs out, {OUT_OF_MEMORY_ADVICE}"

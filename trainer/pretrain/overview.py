@@ -19,27 +19,17 @@ from trainer.advice import common_warnings, warnings_of
 from trainer.batching import Batching
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.initial_model import InitialModel
 from trainer.pretrain.memory import flops_per_token, mean_context
+from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
 
 
-def pretraining_overview(
-    settings: PretrainSettings,
-    initial_model: InitialModel,
-    corpus: Corpus,
-    first_plan: RowPlan,
-    batching: Batching,
-    *,
-    epoch: int,
-    epochs: int,
-    answers: bool,
-) -> RunOverview:
-    """settings: of the run; those of initial_model may have --batch_size auto. first_plan: of epoch 0. epoch: the next one of
-    `epochs`. answers: the run trains the answers of conversations."""
-    asked, ranks = initial_model.settings, batching.ranks
-    config = initial_model.model.config
+def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: int) -> RunOverview:
+    """first_plan: of epoch 0. epoch: the next one of `epochs`."""
+    settings, ranks, corpus, batching = parts.settings, parts.ranks, parts.corpus, parts.batching
+    config = parts.model.config
+    answers = parts.kind.trains_answers
     plan = corpus.plan(epoch)
     n_rows = first_plan.n_rows * epochs
     if settings.max_updates:
@@ -64,11 +54,11 @@ def pretraining_overview(
     notices = []
     # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
-        notices += note_on_spelt_tokens(corpus, initial_model)
-    if initial_model.encoder.eos_id is None:
+        notices += note_on_spelt_tokens(corpus, parts.tokenizer)
+    if parts.encoder.eos_id is None:
         notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    micro_batches = math.ceil(n_rows / Batching.of(asked, ranks).flag_rows)
-    notices += warnings_on_settings(asked, ranks, micro_batches, corpus.val_store is not None)
+    micro_batches = math.ceil(n_rows / Batching.of(parts.flags, ranks).flag_rows)
+    notices += warnings_on_settings(parts.flags, ranks, micro_batches, corpus.val_store is not None)
 
     data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
     if answers:
@@ -76,7 +66,7 @@ def pretraining_overview(
         data_fields["trained"] = ANSWERS
     elif ranks.is_main and corpus.val_store is not None:
         assert corpus.val_documents is not None
-        data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, initial_model.tokenizer)
+        data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, parts.tokenizer)
 
     return RunOverview(
         plan=plan,
@@ -91,7 +81,7 @@ def pretraining_overview(
         tokens=n_rows * first_plan.T * first_plan.fill,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
-        next_commands=next_commands(settings, settings.stem(config.hidden_size, config.use_moe), answers),
+        next_commands=next_commands(settings, parts.stem, answers),
     )
 
 
@@ -117,15 +107,14 @@ def warnings_on_settings(
     return lines
 
 
-def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[str]:
+def note_on_spelt_tokens(corpus: Corpus, tokenizer: Any) -> list[str]:
     """A line if more than a tenth of a source's first documents spell a special token: a few may only mention it."""
-    tokenizer = initial_model.tokenizer
     # Padding would end no document.
     tokens = [token for token in tokenizer.all_special_tokens if token.strip() and token != tokenizer.pad_token]
     for store in corpus.stores:
-        places = pairwise(store.offsets[:201].tolist())
-        ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
-        texts = [str(tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+        spans = pairwise(store.offsets[:201].tolist())
+        ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in spans]
+        texts = [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in ids]
         for token in tokens:
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
@@ -134,7 +123,7 @@ def note_on_spelt_tokens(corpus: Corpus, initial_model: InitialModel) -> list[st
 
 
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[tuple[str, str]]:
-    """Suggested commands for the finished run. stem: path of its files. answers: see pretraining_overview."""
+    """Suggested commands for the finished run. stem: path of its files. answers: the run trains the answers of conversations."""
     weight = ["--weight", f"{stem}.pth"]
     # The default of the scripts is the repository's tokenizer.
     if settings.tokenizer_path != DEFAULT_TOKENIZER:
@@ -158,7 +147,7 @@ def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
     chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
     begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
     # A document may be longer than the whole sample; a token hardly ever has less than a byte.
-    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    texts = [tokenizer.decode(store.tokens[begin:end].tolist(), skip_special_tokens=True) for begin, end in places]
+    spans = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
+    texts = [tokenizer.decode(store.tokens[begin:end].tolist(), skip_special_tokens=True) for begin, end in spans]
     raw = "\n".join(texts).encode(errors="replace")
     return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)

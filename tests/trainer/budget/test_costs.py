@@ -11,30 +11,30 @@ import torch
 from common.start import ROOT
 from model.config import MiniMindConfig
 from tests.helpers import write_texts
-from tests.trainer.budget.test_plan import best, data_of
+from tests.trainer.budget.test_best_plan import best, text_of
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts, count_data
+from trainer.budget.costs import WARM_COMPILE_S, Cut, RunCosts, count_text
 from trainer.budget.planner import sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
 from trainer.pretrain.data import DOCUMENTS
 from trainer.pretrain.settings import PretrainSettings
 
-MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
+MACHINE = {"ranks": Ranks(), "device": torch.device("cpu"), "dtype": torch.float32, "product_rate": 1e11}
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 
 
-def costs_of(*words, machine=MACHINE, evaluated=0, **data):
+def costs_of(*words, evaluated=0, machine=None, **data):
     settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
-    return RunCosts(settings, data_of(evaluated=evaluated, **data), machine)
+    return RunCosts(settings, text_of(evaluated=evaluated, **data), **{**MACHINE, **(machine or {})})
 
 
 @pytest.mark.parametrize("interval", [1, 10, 1000])
 @pytest.mark.parametrize("memory", [None, 4e8])
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
-    costs = costs_of("--eval_interval", str(interval), machine=replace(MACHINE, memory=memory), evaluated=10_000)
+    costs = costs_of("--eval_interval", str(interval), machine={"available_memory": memory}, evaluated=10_000)
     plan = best(SIZES, costs)
     assert (plan.cut.accumulation_steps > 1) == (memory is not None)
     # The last one, and one behind each update in which the steps come to a multiple of the interval.
@@ -122,7 +122,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
-    costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
+    costs_of(machine={"ranks": ranks}).measure(CONFIG, Cut(2, 1, 1), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 
@@ -142,16 +142,16 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
 def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     """Where a plan may choose them, and expects 1 % less loss: docs/experiments.md, "Longer rows"."""
 
-    def count_data(settings, *_, **__):
+    def count_text(settings, *_, **__):
         T = settings.max_seq_len
-        return data_of(4e9, T=T, context=min(T, longest))
+        return text_of(4e9, T=T, context=min(T, longest))
 
-    monkeypatch.setattr(planner, "count_data", count_data)
+    monkeypatch.setattr(planner, "count_text", count_text)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     settings = PretrainSettings.parse(words)
-    costs_of_rows = RunCosts(settings, count_data(settings), MACHINE)
+    costs_of_rows = RunCosts(settings, count_text(settings), **MACHINE)
     found = with_best_rows(sizes({"vocab_size": 6400, "hidden_size": 256}), costs_of_rows, DOCUMENTS)
-    assert found.data.T == found.settings.max_seq_len == rows
+    assert found.text.rows.T == found.settings.max_seq_len == rows
 
 
 def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path, tokenizer):
@@ -160,10 +160,10 @@ def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_p
     data_path, val_path = (write_texts(tmp_path / f"{text[:3]}.jsonl", [text]) for text in (trained, evaluated))
     settings = PretrainSettings(data_path=[data_path], val_path=[val_path], max_seq_len=64)
     settings.tokenizer_path = str(ROOT / "model")
-    data = count_data(replace(settings, user_set={"val_path"}), Ranks())
-    rows = data.batch_of(2)
+    text = count_text(replace(settings, user_set={"val_path"}), Ranks())
+    rows = text.corpus.assembler(2)[text.rows.recipe(range(2))]
     assert rows.input_ids.shape == (2, 64)
     assert all(tokenizer.decode(row, skip_special_tokens=True) in trained for row in rows.input_ids)
     # The end of a document is predicted too.
     predicted = len(tokenizer(evaluated, add_special_tokens=False)["input_ids"]) + 1
-    assert data.bytes_per_target == len(evaluated.encode()) / predicted
+    assert text.corpus.bytes_per_target() == len(evaluated.encode()) / predicted

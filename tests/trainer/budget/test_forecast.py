@@ -3,8 +3,8 @@
 import pytest
 
 from tests.helpers import records, train, write_corpus
-from tests.trainer.budget.test_plan import text
-from trainer.budget import advice, hardness
+from tests.trainer.budget.test_best_plan import text
+from trainer.budget import advice
 from trainer.budget.advice import EXCESS_BEFORE_DECAY
 from trainer.budget.laws import expected_loss
 
@@ -18,7 +18,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(advice, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
-    monkeypatch.setattr(hardness, "text_scale", lambda *_: 0.6)
+    monkeypatch.setattr(advice, "difficulty_of", lambda *_: 0.6)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
     assert "`expected` in the lines below: the training loss that runs of this size reach" in printed

@@ -15,7 +15,7 @@ from common.errors import UserError
 from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainer_of, write_corpus
 from trainer import train_pretrain
 from trainer.budget import clock, costs, laws, planner
-from trainer.budget.outcome import plan_path, write_plan
+from trainer.budget.plan import plan_path, write_plan
 from trainer.job import RunContext
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
@@ -185,7 +185,7 @@ def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     """A plan is neither made nor written again, and decides on the training alone. Reference: the run that went through."""
-    from trainer.saving.resume import Saver
+    from trainer.saving.saver import Saver
 
     said = {"seed": 7, "grad_clip": 0.1}
     whole = planned(tmp_path / "whole", text, save_interval=5, **said)
@@ -273,8 +273,8 @@ def test_what_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, words,
     monkeypatch.setattr(costs.RunCosts, "timed", timed)
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
     if is_long:
-        monkeypatch.setattr(laws, "MOST_PASSES", math.inf)
-        monkeypatch.setattr(laws, "MOST_PARAMETERS_PER_TOKEN", math.inf)
+        monkeypatch.setattr(laws, "MAX_PASSES", math.inf)
+        monkeypatch.setattr(laws, "MAX_PARAMETERS_PER_TOKEN", math.inf)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--cpu_processes", "1"]
     assert train_pretrain.main([*arguments, *words.split(), "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)

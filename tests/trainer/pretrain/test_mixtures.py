@@ -9,7 +9,7 @@ import pytest
 from common.errors import UserError
 from tests.helpers import assert_same_weights, flags, stopped_after, train, trainer_of, trainers_that_fit, write_corpus
 from trainer import command, train_pretrain
-from trainer.budget.clock import Clock, Course
+from trainer.budget.clock import Clock, DecaySchedule
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 
@@ -39,10 +39,10 @@ def trained_rows():
 
 
 class Moves(Clock):
-    """Moves the end to each of {update: Course} once that update is done."""
+    """Moves the end to each of {update: DecaySchedule} once that update is done."""
 
     def __init__(self, courses, end):
-        super().__init__(1e9, 0.0, Course(end, end), Ranks())
+        super().__init__(1e9, 0.0, DecaySchedule(end, end), Ranks())
         self.courses = courses
 
     def after_update(self, update):
@@ -53,7 +53,7 @@ class Moves(Clock):
 @contextlib.contextmanager
 def clock(courses):
     """Runs have this clock."""
-    with mock.patch.object(command, "clock_of", lambda job: Moves(courses, job.settings.max_updates)):
+    with mock.patch.object(command, "clock_of", lambda parts: Moves(courses, parts.settings.max_updates)):
         yield
 
 
@@ -116,8 +116,12 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
 def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path):
     """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
     options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": 1}
-    sooner = {4: Course(fall_from=20, end=30)}
-    later = {**sooner, 20: Course(fall_from=50, end=70), 60: Course(fall_from=60, end=64, fall_rate=0.5)}
+    sooner = {4: DecaySchedule(decay_start=20, end=30)}
+    later = {
+        **sooner,
+        20: DecaySchedule(decay_start=50, end=70),
+        60: DecaySchedule(decay_start=60, end=64, start_factor=0.5),
+    }
     with clock(sooner), trained_rows() as rows:
         ended = run(out_dir=tmp_path / "sooner", **options)
     assert rows == planned_rows(ended)[: 30 * 4]

@@ -106,9 +106,9 @@ def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
     expected = {"generation": "minimind3", "hidden_size": 32, "head_dim": 16, "rope_theta": 50_000.0, "vocab_size": 320}
     assert {name: getattr(config, name) for name in expected} == expected
     # The ids of the tokenizer, with which the documents are made: there is no beginning.
-    end = run.job.initial_model.tokenizer.eos_token_id
+    end = run.job.parts.tokenizer.eos_token_id
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, end, end)
-    assert len(run.job.initial_model.tokenizer) == ENTRIES
+    assert len(run.job.parts.tokenizer) == ENTRIES
     path = tmp_path / "pretrain_32.settings.yaml"
     settings = PretrainSettings.parse(["--config", str(path)])
     assert settings == run.job.settings

@@ -43,7 +43,7 @@ def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
     data, _, out, _ = marked
     weight = out / "pretrain_16.pth"
     going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
-    assert going_on.job.initial_model.encoder.parse_special_tokens
+    assert going_on.job.parts.encoder.parse_special_tokens
     assert load(str(tmp_path / "pretrain_16.pth"))[2].parse_special_tokens
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)

@@ -12,7 +12,7 @@ from common.errors import UserError
 from tests.helpers import flags
 from trainer import train_pretrain
 from trainer.loop import Trainer
-from trainer.pretrain import job
+from trainer.pretrain import parts
 from trainer.saving.checkpoint import Checkpoints
 
 Usage = namedtuple("Usage", "total used free")
@@ -24,7 +24,7 @@ def complaint(monkeypatch, **changes):
     def too_late(*arguments, **named):
         raise AssertionError("the data is opened already")
 
-    monkeypatch.setattr(job, "open_data", too_late)
+    monkeypatch.setattr(parts, "open_corpus", too_late)
     with pytest.raises(UserError) as error:
         train_pretrain.main(flags(**changes))
     assert "\n" not in str(error.value)

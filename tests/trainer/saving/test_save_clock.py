@@ -10,9 +10,9 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_loop import saved_updates
 from trainer.engine import Engine
 from trainer.pretrain.settings import PretrainSettings
-from trainer.saving import resume
+from trainer.saving import saver
 from trainer.saving.checkpoint import Checkpoints
-from trainer.saving.resume import GPU_MINUTES, SaveTimer
+from trainer.saving.saver import GPU_MINUTES, SaveTimer
 
 EACH_UPDATE_S = 10
 
@@ -21,7 +21,7 @@ EACH_UPDATE_S = 10
 def clock(monkeypatch) -> Machine:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Machine()
-    monkeypatch.setattr(resume, "time", clock)
+    monkeypatch.setattr(saver, "time", clock)
     monkeypatch.setattr(Checkpoints, "is_writing", lambda checkpoints: False)
     update = Engine.update
 

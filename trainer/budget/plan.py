@@ -40,7 +40,7 @@ SECONDS_OF_LOG_LINE = 3.0
 USED_SHARE = 0.9
 # Saves of a run; more if they would be further apart than the seconds below.
 SAVES = 10
-MOST_SECONDS_BETWEEN_SAVES = 600.0
+MAX_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {*flags_of(ModelSettings), *flags_of(TrainingSettings)}
 # Settings with one value in all runs behind the law of the loss: all but those removed here
 UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
@@ -55,7 +55,7 @@ IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_
 
 
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """A planned run."""
 
     config: MiniMindConfig
@@ -77,7 +77,7 @@ class Plan:
         return self.seconds / self.updates
 
 
-def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
+def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
     """{name: planned value} of the settings that the user does not give."""
     config = plan.config
     steps = plan.cut.accumulation_steps
@@ -97,7 +97,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         "accumulation_steps": steps,
         "max_seq_len": costs.settings.max_seq_len,
         "max_updates": plan.updates,
-        "val_fraction": costs.data.val_fraction,
+        "val_fraction": costs.text.corpus.val_fraction,
         "log_interval": max(
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
@@ -107,11 +107,11 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
     # Only if the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
-    if costs.machine.device.type != "cuda" and "save_minutes" not in costs.fixed:
+    if costs.device.type != "cuda" and "save_minutes" not in costs.fixed:
         # A run on CUDA saves by minutes, see SaveTimer.
-        updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
+        updates_between_saves = min(plan.updates / SAVES, MAX_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
-    if costs.data.evaluated:
+    if costs.text.evaluated:
         evaluations = costs.evaluations(config, plan.cut, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
@@ -122,7 +122,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         # A rate given by the user applies to all that AdamW trains.
         if "learning_rate" not in costs.fixed:
             chosen["embed_lr"] = laws.EMBED_RATE
-        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.unique)
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.text.unique)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
@@ -147,16 +147,16 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {left:02d} s" if minutes else f"{left} s"
 
 
-def shape_text(plan: Plan) -> str:
+def shape_text(plan: BudgetPlan) -> str:
     """As 1.57 M parameters, 4 layers of width 128."""
     layers = counted(plan.config.num_hidden_layers, "layer")
     return f"{quantity(plan.parameters)} parameters, {layers} of width {plan.config.hidden_size}"
 
 
-def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
+def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
     """The plan for the user, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
     sets."""
-    T, cut = costs.data.T, plan.cut
+    T, cut = costs.text.rows.T, plan.cut
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
         budget = f"{quantity(chosen.budget_tokens)} tokens"
@@ -174,16 +174,16 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     error = loss_error(plan, costs, chosen)
     loss = "not known for such a run"
     if laws.is_repeated_too_often(plan.passes) and chosen.from_weight == "none" and not chosen.use_moe:
-        loss = f"not known for more than {laws.MOST_PASSES} passes: a model memorises what it reads so often"
+        loss = f"not known for more than {laws.MAX_PASSES} passes: a model memorises what it reads so often"
     if error is not None:
-        bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_target
+        bits_per_byte = plan.loss / math.log(2) / costs.text.corpus.bytes_per_target()
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
     left = plan.other_seconds + plan.seconds
     total_seconds = seconds_since_start() + left
     rows = {
         "model": shape_text(plan),
         "tokens": f"{quantity(plan.tokens)}, {passes_text}",
-        "update": f"{counted(plan.cut.rows, 'row')} of {T} = {quantity(plan.cut.rows * T)} tokens ({micro_batches})",
+        "update": f"{counted(cut.rows, 'row')} of {T} = {quantity(cut.rows * T)} tokens ({micro_batches})",
         "updates": f"{plan.updates:,}, about {plan.update_seconds:.2g} s each",
         "rates": rates,
         "expected validation loss": loss,
@@ -202,43 +202,44 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         used, limit = plan.flops, chosen.budget_flops
     if limit is not None and used < USED_SHARE * limit:
         lines.append(
-            f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
+            f"the text is small for this budget: the run ends after {costs.max_passes} passes over it, "
             "since a model that reads it more often memorises it; more text would use the rest"
         )
-    for part in costs.data.parts:
+    for part in costs.text.parts:
         passes = plan.tokens * part.share / max(part.unique, 1.0)
         if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
                 f"warning: {part.name} is read {passes:.0f} times, and a model memorises what it reads so "
-                f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
+                f"often: give it a share of at most {laws.MAX_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
-    if not costs.data.evaluated and not {"val_path", "val_fraction"} & costs.fixed:
+    if not costs.text.evaluated and not {"val_path", "val_fraction"} & costs.fixed:
         lines.append(
             f"no validation: nothing is held out of fewer than {MIN_DOCUMENTS} short documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
-    command = explicit_command(chosen, {*costs.fixed, *decided}, costs.machine.ranks.micro_batches_at_once)
+    command = explicit_command(chosen, {*costs.fixed, *decided}, costs.ranks.micro_batches_at_once)
     return [*lines, "the same run by flags:", f"  {command}"]
 
 
-def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
+def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
-    is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or costs.data.trains_answers
+    trains_answers = costs.text.corpus.target_filter is not None
+    is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or trains_answers
     is_unlike_the_law |= chosen.optimizer not in laws.MEASURED_OPTIMIZERS
-    is_unlike_the_law |= costs.data.text_scale < laws.EASIEST
+    is_unlike_the_law |= costs.text.difficulty < laws.MIN_DIFFICULTY
     # unique tokens
-    tokens = min(plan.tokens, costs.data.unique)
-    is_unlike_the_law |= tokens < laws.FEWEST_TOKENS
+    tokens = min(plan.tokens, costs.text.unique)
+    is_unlike_the_law |= tokens < laws.MIN_TOKENS
     if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
         return None
     ranges = [
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
-        (costs.data.text_scale, laws.MEASURED_SCALES),
-        (costs.data.context, laws.MEASURED_CONTEXTS),
+        (costs.text.difficulty, laws.MEASURED_DIFFICULTIES),
+        (costs.text.context, laws.MEASURED_CONTEXTS),
     ]
     in_range = all(least <= value <= most for value, (least, most) in ranges)
-    same_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
+    same_vocabulary = plan.config.vocab_size == laws.MEASURED_VOCABULARY
     if in_range and same_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & costs.fixed:
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, tokens) < laws.SMALL

@@ -72,11 +72,11 @@ class Saver:
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
         # Each rank's sums are saved: added up in another order they would differ in the last bit.
-        own = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
-        ranks: list[Any] | None = [own]
+        this_rank = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
+        ranks: list[Any] | None = [this_rank]
         if self.ranks.world_size > 1:
             ranks = [None] * self.ranks.world_size if self.ranks.is_main else None
-            dist.gather_object(own, ranks, dst=0)
+            dist.gather_object(this_rank, ranks, dst=0)
         clock = self.job.length.clock
         return {
             "format": FORMAT,
@@ -155,17 +155,17 @@ class Saver:
         """
         say = self.reporter.say
         # Machines without a shared disk would resume different runs, or some of them start afresh.
-        seen = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
-        compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
+        digests = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
+        compare_with_main(self.ranks, {"checkpoint": digests}, "one --out_dir, which all machines share")
         while True:
-            found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
-            if found is None:
+            newest = on_main(self.ranks, lambda: self.checkpoints.newest(say))
+            if newest is None:
                 say(
                     f"--from_resume 1: there is no checkpoint in {self.checkpoints.folder} yet (--out_dir), starting afresh"
                 )
                 return None
             # Machines may mount the shared disk at different paths.
-            path = self.checkpoints.folder / found.name
+            path = self.checkpoints.folder / newest.name
             state, problem = self._load(path)
             if min_over_ranks(self.ranks, float(not problem)):
                 break

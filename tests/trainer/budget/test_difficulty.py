@@ -8,8 +8,8 @@ import pytest
 from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.helpers import write_texts
-from trainer.budget import hardness
-from trainer.budget.hardness import mixture_loss, ngram_predictions, row_predictions, text_scale
+from trainer.budget import difficulty
+from trainer.budget.difficulty import difficulty_of, mixture_loss, ngram_predictions, row_predictions
 
 
 def kneser_ney(trained, context, token, is_longest=True):
@@ -30,7 +30,7 @@ def kneser_ney(trained, context, token, is_longest=True):
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_ngrams_predict_as_kneser_and_ney_say(monkeypatch, order):
-    monkeypatch.setattr(hardness, "ORDER", order)
+    monkeypatch.setattr(difficulty, "ORDER", order)
     rng = np.random.default_rng(0)
     trained, evaluated = rng.integers(0, 9, 120), rng.integers(0, 9, 60)
     trained[7] = 8
@@ -64,12 +64,12 @@ def test_a_mixture_has_the_best_weights_of_each_group():
 
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 def test_a_text_in_order_is_easier(tmp_path, tokenizer, held_out):
-    def scale(texts):
+    def of(texts):
         path = write_texts(tmp_path / f"{len(texts)}.txt.jsonl", map(" ".join, texts))
         corpus = Corpus([path], DocumentEncoder(tokenizer), max_seq_len=64, seed=0, val_fraction=held_out)
-        return text_scale(corpus.assembler(), corpus.plan(0), corpus.validation())
+        return difficulty_of(corpus.assembler(), corpus.plan(0), corpus.validation())
 
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     rng = np.random.default_rng(0)
-    assert scale([np.roll(words, i) for i in range(301)]) < scale([rng.permutation(words) for _ in range(302)]) < 1
-    assert scale([["some"], ["text"]]) > 0
+    assert of([np.roll(words, i) for i in range(301)]) < of([rng.permutation(words) for _ in range(302)]) < 1
+    assert of([["some"], ["text"]]) > 0

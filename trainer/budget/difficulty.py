@@ -1,7 +1,7 @@
-"""How hard a text is for a small model: the loss of a simpler model, which is counted in a second.
+"""The difficulty of a text for a small model: the loss of a simpler model, which is counted in a second.
 
 It mixes what small models learn first: which token follows another in the training text, and what followed the same tokens
-earlier in the row, which induction heads find. docs/experiments.md, "How hard a text is", compares it with trained models.
+earlier in the row, which induction heads find. docs/experiments.md, "Difficulty of a text", compares it with trained models.
 """
 
 import math
@@ -21,7 +21,7 @@ TRAINED_TOKENS = 1_000_000
 EVALUATED_TOKENS = 100_000
 ROWS_AT_ONCE = 256
 # with fewer tokens the validation documents may be unlike others
-FEWEST_EVALUATED_TOKENS = 2_000
+MIN_EVALUATED_TOKENS = 2_000
 # one of so many rows is evaluated if there is no validation
 ROWS_PER_EVALUATED = 11
 # Pairs of tokens: longer n-grams remember near copies word for word, which small models do not.
@@ -29,9 +29,9 @@ ORDER = 2
 # Tokens of a row. Longer rows predict the losses of trained models less well: these use little of what is further away.
 ROW = 256
 # tokens of the longest context that is looked for earlier in the row
-LONGEST_CONTEXT = 2
+MAX_CONTEXT = 2
 EM_STEPS = 30
-# nats per token of the simpler model on text of scale 1, and the power of its loss that trained models' losses follow: fitted to
+# nats per token of the simpler model on text of difficulty 1, and the power of its loss that trained models' losses follow: fitted to
 # 19 texts
 LOSS_OF_WIKI = 5.05
 POWER = 1.49
@@ -39,12 +39,12 @@ POWER = 1.49
 POWER_OF_TRAINED = 0.05
 
 
-def text_scale(assembler: Assembler, plan: RowPlan, validation: ValidationBatches | None) -> float:
-    """How hard the validation documents are for a model of the plan's rows, relative to the text of `laws.wiki_loss`.
+def difficulty_of(assembler: Assembler, plan: RowPlan, validation: ValidationBatches | None) -> float:
+    """Difficulty of the validation documents for a model of the plan's rows, relative to the text of `laws.wiki_loss`.
 
-    Without validation, or with less than FEWEST_EVALUATED_TOKENS, some of the plan's rows take its place.
+    Without validation, or with less than MIN_EVALUATED_TOKENS, some of the plan's rows take its place.
     """
-    if validation is None or validation.plan.n_pairs < FEWEST_EVALUATED_TOKENS:
+    if validation is None or validation.plan.n_pairs < MIN_EVALUATED_TOKENS:
         rows = sampled_rows(plan, TRAINED_TOKENS + EVALUATED_TOKENS)
         is_evaluated = np.arange(len(rows)) % ROWS_PER_EVALUATED == 0
         evaluated = tokens_of(assembler, plan, rows[is_evaluated])
@@ -129,10 +129,10 @@ def values_at(keys: Ints, values: Ints | Floats, wanted: Ints) -> Ints | Floats:
 def row_predictions(rows: Ints) -> tuple[Floats, Ints]:
     """Predictions by what followed the same context earlier in a row. rows [R, T].
 
-    Returns ([contexts, R * T], [R * T]): the probability of each token by the contexts of 0 to LONGEST_CONTEXT tokens before it, and
+    Returns ([contexts, R * T], [R * T]): the probability of each token by the contexts of 0 to MAX_CONTEXT tokens before it, and
     how many of these occurred before.
     """
-    n = 1 + LONGEST_CONTEXT
+    n = 1 + MAX_CONTEXT
     seen = np.zeros((n, *rows.shape), np.int32)
     hits = np.zeros((n, *rows.shape), np.int32)
     for lag in range(1, rows.shape[1]):
