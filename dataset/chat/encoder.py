@@ -31,6 +31,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dataset.arrays import Ints
 from dataset.reading.conversations import checked_message, is_trained
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, MARKED_TEMPLATE, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
