@@ -16,10 +16,9 @@ import torch
 import transformers
 
 from common import processes
-from common.errors import UserError
+from common.errors import LoaderError, UserError
 from common.processes import cgroups, text_of_file
 from common.wording import one_line
-from dataset.loader import LoaderError
 
 KIB = 1024
 
