@@ -16,7 +16,7 @@ from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
 from dataset.reading.settings import OFF
-from dataset.shares import Source, group_sources, name_of
+from dataset.shares import Source, group_sources
 from dataset.store.build import StoreOptions, open_or_build
 from dataset.store.deduplicate import check_library, copies_among
 from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
@@ -68,9 +68,8 @@ class Corpus:
     ) -> None:
         sources = group_sources(data_path)
         check_library(deduplicate)
-        self.source_names = [name_of(source.paths) for source in sources]
-        self.paths_of_sources = [source.paths for source in sources]
-        stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
+        stores = [open_or_build(source.paths, encoder, **store_options) for source in sources]
+        self.sources = sources
         self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
@@ -98,8 +97,9 @@ class Corpus:
             val_store = open_or_build(paths, encoder, **store_options)
             files += val_store.files
             self.notices += [f"--val_path: {line}" for line in val_store.notices]
-            self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
-            self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
+            what = f"--val_path {Source(paths).name}"
+            self._set_val(val_store, all_documents(val_store), what, "name other documents")
+            self._warn_of_overlap(val_store, what, allow_val_overlap)
         elif val_fraction:
             held_out = self._hold_out(encoder, val_fraction)
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
@@ -214,7 +214,7 @@ class Corpus:
         plan = self._last_plan[1]
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
-            raise DataError(f"{', '.join(self.source_names)}: {self.nothing_to_train}{lower}")
+            raise DataError(f"{', '.join(source.name for source in self.sources)}: {self.nothing_to_train}{lower}")
         return plan
 
     def assembler(self, n_rows: int = 0) -> Assembler:
@@ -252,10 +252,10 @@ class Corpus:
         if self.mixture is not None:
             documents, pass_targets = self.mixture.documents, self.mixture.pass_targets
         sources = []
-        for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, trained, strict=True):
+        for source, of_source, full, tokens in zip(self.sources, documents, pass_targets, trained, strict=True):
             share = tokens / max(sum(trained), 1)
             figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(full, 1)}
-            sources.append({"paths": paths, **figures})
+            sources.append({"paths": source.paths, **figures})
         return sources
 
     def mixture_report(self, epoch: int) -> list[str]:
@@ -264,19 +264,17 @@ class Corpus:
             return []
         of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        requested = zip(self.mixture.shares, self.mixture.curves, strict=True)
-        for name, planned, (share, curve) in zip(
-            self.source_names, self.sources_of_epoch(epoch), requested, strict=True
-        ):
+        requested = zip(self.sources, self.mixture.shares, self.mixture.curves, strict=True)
+        for planned, (source, share, curve) in zip(self.sources_of_epoch(epoch), requested, strict=True):
             course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{name}: {planned['share']:.2%} of the trained tokens{of_run} (requested {share:.2%}{course}), "
+                f"{source.name}: {planned['share']:.2%} of the trained tokens{of_run} (requested {share:.2%}{course}), "
                 f"{counted(planned['tokens'], 'token')}, {planned['passes']:.2f} passes"
             )
             if abs(planned["share"] - share) > SHARE_TOLERANCE:
                 lines.append(
-                    f"warning: {name} does not get its share: an epoch takes whole documents, and the sources have too little "
-                    "text, or too long documents: cut these into shorter ones, or add :x2 to a share and give --max_updates"
+                    f"warning: {source.name} does not get its share: an epoch takes whole documents, and the sources have too "
+                    "little text, or too long documents: cut these into shorter ones, or add :x2 to a share and give --max_updates"
                 )
         return lines
 
@@ -288,8 +286,8 @@ class Corpus:
         targets = np.array(self.mixture.trained_before(epoch))
         if row:
             targets += self.plan(epoch).source_targets(row)
-        of_sources = zip(self.source_names, targets.tolist(), self.mixture.pass_targets, strict=True)
-        return [(name, tokens, tokens / full) for name, tokens, full in of_sources]
+        of_sources = zip(self.sources, targets.tolist(), self.mixture.pass_targets, strict=True)
+        return [(source.name, tokens, tokens / full) for source, tokens, full in of_sources]
 
     def bytes_per_target(self) -> float:
         """UTF-8 bytes of text per target, of the validation documents if there are any."""

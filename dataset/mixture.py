@@ -27,7 +27,7 @@ import numpy as np
 from common.errors import DataError
 from dataset.arrays import Ints
 from dataset.packing import PiecesOfRows, RowPlan, permutation
-from dataset.shares import MAX_REPEATS, Curve, Point, Source, name_of
+from dataset.shares import MAX_REPEATS, Curve, Point, Source
 from dataset.store.token_store import Documents
 
 # Separates the random numbers of the mixture from those of the plans: "mix" in ASCII.
@@ -168,7 +168,7 @@ class Mixture:
         for source, full in zip(sources, self.pass_targets, strict=True):
             if not full:
                 raise DataError(
-                    f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
+                    f"{source.name} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
                 )
         self.shares_change = any(source.shares_change for source in sources)
         # True: the whole run is one plan; False: each epoch is one.
@@ -187,7 +187,7 @@ class Mixture:
         for source, full, tokens in zip(sources, self.pass_targets, wanted, strict=True):
             if tokens / full > MAX_REPEATS:
                 raise DataError(
-                    f"the run takes about {tokens / full:,.0f} passes over {name_of(source.paths)}, and at most "
+                    f"the run takes about {tokens / full:,.0f} passes over {source.name}, and at most "
                     f"{MAX_REPEATS:,} are possible: train less, or add text"
                 )
         if n_rows:
@@ -286,7 +286,7 @@ class Mixture:
             passes = targets / full
             if passes > source.repeat:
                 excesses.append(
-                    f"{name_of(source.paths)} needs {passes:,.2f} passes and is allowed {source.repeat:g} "
+                    f"{source.name} needs {passes:,.2f} passes and is allowed {source.repeat:g} "
                     f"(x{math.ceil(passes)} is enough)"
                 )
         return "; ".join(excesses)

@@ -58,6 +58,11 @@ class Source:
     repeat: float = 1.0
 
     @property
+    def name(self) -> str:
+        """In messages"""
+        return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} and {len(self.paths) - 1} more"
+
+    @property
     def shares_change(self) -> bool:
         """True if the share is not constant over the run."""
         return self.shares is not None and len({point.share for point in self.shares}) > 1
@@ -199,10 +204,3 @@ def read_mixture(path: Path) -> list[Source]:
         sources.append(checked_source(paths, points, repeat, where))
     check_sums(sources, f"--mixture {path}")
     return sources
-
-
-def name_of(paths: Sequence[str]) -> str:
-    """The name of a source in messages."""
-    if len(paths) == 1:
-        return paths[0]
-    return f"{paths[0]} and {len(paths) - 1} more"

@@ -149,11 +149,11 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
     # A row, as far as the form of a chat shows in it
     row = {column.name: [""] if arrow.types.is_nested(column.type) else "" for column in schema}
     check_column(text_field, schema.names, path, is_chat=shape_of(row) is not None)
-    kind = schema.field(text_field).type
-    value_type = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    column_type = schema.field(text_field).type
+    value_type = column_type.value_type if arrow.types.is_dictionary(column_type) else column_type
     if str(value_type) not in ("null", *BYTES_TYPES, *BYTES_TYPES.values()):
         raise DataError(
-            f"{path}: column {text_field!r} is of type {str(kind)[:80]}, not text (--text_field names another one)"
+            f"{path}: column {text_field!r} is of type {str(column_type)[:80]}, not text (--text_field names another one)"
         )
 
 

@@ -35,13 +35,11 @@ from dataset.reading.faults import (
     text_of,
     too_long,
 )
-from dataset.reading.file_kinds import CORPORA, OBJECTS, kind_of
+from dataset.reading.file_kinds import CORPORA, kind_of
 from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
-from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
+from dataset.reading.settings import BLANK, LINES, PARAGRAPHS, SAMPLE
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
-# Characters by which a tokenizer and a text are compared
-SAMPLE = 100_000
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
@@ -133,7 +131,7 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
     """The blocks of a file in order, each of about `max_bytes` at most. document_end: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
     has_chats = text_field == CONVERSATION
-    if has_chats and kind.suffix not in (*OBJECTS, *CORPORA):
+    if has_chats and kind.suffix not in (*CORPORA, ".json"):
         raise DataError(
             f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed, .parquet and .arrow; name "
             "those alone, by their own paths or by a pattern"

@@ -24,8 +24,6 @@ from dataset.reading.streams import COMPRESSIONS
 # describes them (README.md, dataset_info.json), and a .json or .csv in a folder of source code probably holds settings.
 CORPORA = (".jsonl", ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".json")
-# Kinds of files whose lines or entries are objects of any form
-OBJECTS = (".jsonl", ".json")
 
 # Other names of the same format.
 ALIASES = {".ndjson": ".jsonl"}

@@ -82,8 +82,8 @@ def object_of_line(raw: bytes, text_field: str) -> JsonObject:
     if text_field == CONVERSATION and isinstance(fields, list):
         fields = {LISTS[0]: fields}
     if not isinstance(fields, dict):
-        kind = JSON_TYPES.get(type(fields), "a number")
-        raise BadLine("not an object", f"{kind} where an object with a {text_field!r} is expected")
+        json_type = JSON_TYPES.get(type(fields), "a number")
+        raise BadLine("not an object", f"{json_type} where an object with a {text_field!r} is expected")
     if text_field == CONVERSATION:
         fields = {name: _turns(value) if name in LISTS else value for name, value in fields.items()}
     return fields

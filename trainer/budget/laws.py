@@ -271,4 +271,5 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     mixture = corpus.mixture
     if mixture is None:
         return (Part(1.0, tokens),)
-    return tuple(map(Part, mixture.shares, mixture.pass_targets, corpus.source_names))
+    names = [source.name for source in corpus.sources]
+    return tuple(map(Part, mixture.shares, mixture.pass_targets, names))
