@@ -20,7 +20,7 @@ from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.budget.difficulty import difficulty_of
@@ -330,9 +330,9 @@ class RunCosts:
         torch.compiler.reset()
         recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
         batch = to_device(text.corpus.assembler(rows)[recipe], device)
-        model = MiniMindForCausalLM(config).train()
+        model = MiniMindLM(config).train()
         if recomputes:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            model.checkpoint_activations()
         engine = make_engine(
             model,
             partial(pretrain_loss, model),
