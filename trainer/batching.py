@@ -48,6 +48,11 @@ class Batching:
         # All of equal size: if all but the last were full, some ranks might have no rows in the last one.
         return math.ceil(self.rows / (self.micro_batches * self.ranks.world_size))
 
+    @property
+    def batch_size(self) -> int:
+        """Rows of a micro-batch on all ranks that share it."""
+        return self.micro_rows * self.ranks.sharing
+
     def schedule(self, n_rows: int, start_row: int = 0) -> UpdateSchedule:
         """Distribution of an epoch's rows, from start_row on."""
         return UpdateSchedule(n_rows, self.rows, self.micro_rows, self.ranks.world_size, start_row)

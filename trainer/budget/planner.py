@@ -6,7 +6,7 @@
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
-      choose             the best of all plans, of a size that was measured here
+      choose             the best of all plans, of a width that was timed here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
       chosen_settings    the plan as settings (plan.py)
@@ -31,20 +31,22 @@ from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
 from common.wording import announce, counted
 from model.config import MiniMindConfig, parameter_count
+from trainer.batching import Batching
 from trainer.budget import laws
-from trainer.budget.costs import Cut, RunCosts, count_text
+from trainer.budget.costs import RunCosts, count_text
 from trainer.budget.plan import (
     IN_MICRO_BATCHES,
     PLANNED,
     BudgetPlan,
     chosen_settings,
+    duration_text,
     plan_lines,
     plan_to_resume,
     quantity,
     shape_text,
 )
 from trainer.job import RunContext
-from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
+from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
@@ -55,9 +57,8 @@ from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
-# Maximum share of the budget for measuring further sizes, and seconds for measuring one without compiling
-MEASURING_SHARE = 0.05
-EAGER_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
+# Share of the budget after which no further width is timed
+TIMING_SHARE = 0.03
 # Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
 # 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
 WORTH_FLOAT32 = 1.25
@@ -66,8 +67,6 @@ WORTH_FLOAT32 = 1.25
 WORTH_LONG_ROWS = 0.99
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
-# Update sizes that differ by less than this factor learn about equally from the same tokens.
-MAX_BATCH_RATIO = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Candidate micro-batches of an update if the user gives their rows
@@ -245,57 +244,50 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
 
     def is_worth_it() -> bool:
         try:
-            plan = best_plan_for_time_left(candidates, costs)
-            longer_plan = best_plan_for_time_left(candidates, longer_costs)
+            plan = best_plan(candidates, costs)
+            longer_plan = best_plan(candidates, longer_costs)
         except UserError:
             # The plan itself reports what is too little.
             return False
-        # With many ranks, a row each may be too many.
-        is_too_large = longer_plan.cut.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
-            longer_plan.tokens
-        )
-        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
+        return longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
-    # Rank 0 knows how much time is left.
     return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
-    """The best plan; with a budget of time, of a size that was measured here, as long as there is time for that.
+    """The best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
-    A collective. Errors: UserError where nothing can be trained.
+    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. A collective.
+    Errors: UserError where nothing can be trained.
     """
     ranks = costs.ranks
-    measurements = 0
-    if costs.seconds is not None:
-        seconds_each = COMPILE_SECONDS if costs.compiled else EAGER_MEASUREMENT_S[costs.device.type]
-        measurements = 1 + int(MEASURING_SHARE * costs.seconds / (seconds_each + costs.min_timed_seconds()))
-    while True:
-        # The same on all ranks, by the measurements of rank 0 so far
-        plan = on_main(ranks, partial(best_plan_for_time_left, candidates, costs))
-        size = (plan.config.hidden_size, plan.config.num_hidden_layers)
-        if not measurements or size in costs.corrections:
-            return plan
-        # Compiling takes a while, in which nothing else is printed.
-        how = ", compiled" if costs.compiled else ""
-        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}{how}"))
-        costs.measure(plan.config, plan.cut, plan.updates)
-        measurements -= 1
 
+    def best() -> BudgetPlan:
+        # The same on all ranks, by the measurements and the clock of rank 0
+        return on_main(ranks, partial(best_plan, candidates, costs))
 
-def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
-    """The best plan of all sizes for the rest of the budget. Errors: UserError.
+    plan = best()
+    seconds, began = costs.seconds, seconds_since_start()
+    if seconds is None:
+        return plan
 
-    A measurement compiles one block of its width, for its own micro-batches only. So a plan of a measured width, with any number
-    of layers, keeps these micro-batches where they are not far off.
-    """
-    if costs.seconds is not None:
-        costs.seconds_left = costs.seconds - seconds_since_start()
-    plan = best_plan(candidates, costs)
-    cut = costs.measured_cuts.get(plan.config.hidden_size, plan.cut)
-    is_near = max(plan.cut.rows, cut.rows) <= MAX_BATCH_RATIO * min(plan.cut.rows, cut.rows)
-    if is_near and cut in cuts(plan.config, costs):
-        return plan_for(plan.config, costs, cut) or plan
+    def is_to_be_timed() -> bool:
+        is_known = plan.config.hidden_size in costs.corrections
+        return not is_known and (not costs.corrections or seconds_since_start() < began + TIMING_SHARE * seconds)
+
+    while on_main(ranks, is_to_be_timed):
+        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}"))
+        costs.measure(plan.config, plan.batching, plan.updates, compiled=False)
+        plan = best()
+    if costs.compiled:
+        to_compile = costs.compile_seconds(plan.config, plan.batching)
+        costs.compiled = on_main(ranks, partial(costs.is_worth_compiling, to_compile))
+        if costs.compiled:
+            line = f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}"
+            on_main(ranks, partial(announce, line))
+            costs.measure(plan.config, plan.batching, plan.updates, compiled=True)
+        # With this code, or as plain code after all
+        plan = best()
     return plan
 
 
@@ -338,71 +330,78 @@ def with_suitable_depth(plans: Sequence[BudgetPlan]) -> list[BudgetPlan]:
     return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> BudgetPlan | None:
-    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. cut: None: choose
-    the best."""
+def plan_for(config: MiniMindConfig, costs: RunCosts) -> BudgetPlan | None:
+    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row."""
     text = costs.text
-    choices = cuts(config, costs) if cut is None else [cut]
+    choices = batchings(config, costs)
     if not choices:
         return None
-    cut = choices[0]
+    batching = choices[0]
     for _ in range(ROUNDS):
-        tokens = affordable_tokens(config, cut, costs)
+        tokens = affordable_tokens(config, batching, costs)
         best_rows = laws.batch_tokens(max(tokens, 1)) / (text.rows.T * text.rows.fill)
         # The nearest one by ratio
-        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
-    tokens = affordable_tokens(config, cut, costs)
-    updates = int(tokens / text.tokens_of_update(cut.rows))
+        batching = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
+    tokens = affordable_tokens(config, batching, costs)
+    updates = int(tokens / text.tokens_of_update(batching.rows))
     if updates < MIN_UPDATES:
         return None
-    tokens = updates * text.tokens_of_update(cut.rows)
-    seconds = updates * costs.update_seconds(config, cut.rows)
+    tokens = updates * text.tokens_of_update(batching.rows)
+    seconds = updates * costs.update_seconds(config, batching.rows)
     return BudgetPlan(
         config=config,
         parameters=parameter_count(config),
-        cut=cut,
+        batching=batching,
         updates=updates,
         tokens=tokens,
         passes=tokens / text.unique,
         seconds=seconds,
-        other_seconds=costs.other_seconds(config, cut, seconds),
+        other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
-        memory=costs.memory(config, cut.batch_size),
+        memory=costs.memory(config, batching.batch_size),
         loss=laws.expected_loss(
             config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
         ),
     )
 
 
-def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
-    """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
+def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
+    """Candidates, with what the user gives kept, in the largest micro-batches that fit the memory."""
     settings, ranks = costs.settings, costs.ranks
-    sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
+    sharing = ranks.sharing
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
+    # (batch size, micro-batches one after the other)
+    choices: list[tuple[int, int]]
     if "batch_size" in costs.fixed:
-        found = [Cut(settings.batch_size, n, at_once) for n in steps]
+        choices = [(settings.batch_size, n) for n in steps]
     elif "accumulation_steps" in costs.fixed:
-        found = [Cut(rows * sharing, settings.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
+        choices = [(rows * sharing, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
     else:
         # rows of the whole update if the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
-        found = [
-            Cut(micro_rows * sharing, rows // micro_rows, at_once)
+        choices = [
+            (micro_rows * sharing, rows // micro_rows)
             for rows in of_ranks
             for micro_rows in range(min(rows, most), 0, -1)
             if rows % micro_rows == 0
         ]
-    largest: dict[int, Cut] = {}
-    for cut in found:
-        if costs.available_memory is None or costs.memory(config, cut.batch_size) <= costs.available_memory:
-            largest.setdefault(cut.rows, cut)
+    largest: dict[int, Batching] = {}
+    for batch_size, micro_batches in choices:
+        rows_at_once = batch_size * ranks.micro_batches_at_once
+        batching = Batching(ranks, micro_batches * rows_at_once, micro_batches, flag_rows=rows_at_once)
+        # Nothing is compiled twice.
+        is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
+        if is_compiled and (
+            costs.available_memory is None or costs.memory(config, batch_size) <= costs.available_memory
+        ):
+            largest.setdefault(batching.rows, batching)
     return list(largest.values())
 
 
-def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
+def affordable_tokens(config: MiniMindConfig, batching: Batching, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
     settings = costs.settings
     if settings.budget_tokens is not None:
@@ -412,19 +411,19 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
         return min(settings.budget_flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
     assert seconds is not None
-    without_updates = costs.other_seconds(config, cut, 0.0)
+    without_updates = costs.other_seconds(config, batching, 0.0)
     if seconds <= without_updates:
         return 0.0
     # Overhead grows with the updates, since evaluations come between them: assumed in proportion.
-    growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
-    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
-    return min(updates * costs.text.tokens_of_update(cut.rows), most)
+    growth = (costs.other_seconds(config, batching, seconds) - without_updates) / seconds
+    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, batching.rows)
+    return min(updates * costs.text.tokens_of_update(batching.rows), most)
 
 
 def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
     """The message if no model can be trained."""
     unique, T, max_passes = costs.text.unique, costs.text.rows.T, costs.max_passes
-    rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
+    rows = min((batching.rows for config in sizes for batching in batchings(config, costs)), default=None)
     if rows is None:
         return "the memory is too small to train any model: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.
