@@ -11,10 +11,12 @@ from common.files import atomic_file
 from trainer.machine.compiling import COMPILE_SECONDS
 
 FILE_NAME = "compile_seconds.json"
-# Key of the last code that was not in the cache
+# Key of code that is not in the cache
 NEW = "new"
 # Assumed seconds of code in the cache, relative to those when it was new
 CACHED_SHARE = 0.15
+# More means that other programs disturbed it, and no run would be compiled any more.
+MAX_SECONDS = 2 * COMPILE_SECONDS
 
 
 class CompileTimes:
@@ -42,9 +44,10 @@ class CompileTimes:
 
     def remember(self, key: str, seconds: float) -> None:
         """Record how long it took. If the folder cannot be written, nothing is remembered."""
+        seconds = min(seconds, MAX_SECONDS)
         if key in self.seconds:
             self.seconds[key] = seconds
         else:
-            self.seconds |= {NEW: seconds, key: CACHED_SHARE * seconds}
+            self.seconds |= {NEW: min(seconds, self.seconds.get(NEW, seconds)), key: CACHED_SHARE * seconds}
         with contextlib.suppress(OSError), atomic_file(self.path) as file:
             file.write(json.dumps(self.seconds).encode())

@@ -219,8 +219,8 @@ class RunCosts:
 
     def compile_key(self, config: MiniMindConfig, batching: Batching) -> str:
         """Name of the code that a run of this model compiles, with any number of layers: all blocks are alike."""
-        heads = f"{config.num_attention_heads} heads, {config.num_key_value_heads} for keys"
-        model = f"{config.generation}, width {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
+        heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
+        model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
         rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.dtype}"
         return f"{model}; {rows}; {self.device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 

@@ -115,6 +115,10 @@ def test_seconds_of_compiling_are_remembered_beside_the_cache(monkeypatch, tmp_p
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 2.3))
     second.measure(small, batching, updates=100, compiled=True)
     assert compiling_costs(monkeypatch, tmp_path, "1").compile_seconds(small, batching) == pytest.approx(2)
+    # Beside other programs it takes as long as nothing would be compiled for.
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 1000.0))
+    second.measure(large, batching, updates=100, compiled=True)
+    assert second.compile_seconds(MiniMindConfig(hidden_size=128, num_attention_heads=2), batching) == pytest.approx(20)
 
 
 @pytest.mark.parametrize("seconds_left, compiles", [(180.0, False), (200.0, True)])
