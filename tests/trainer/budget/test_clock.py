@@ -84,6 +84,7 @@ def test_a_resume_goes_on_with_the_schedule_and_the_time(machine):
     fresh = before.state_dict()
     before.moved = DecaySchedule(400, 900, 0.5)
     state = before.state_dict()
+    assert state == {"seconds_spent": 520.0, "fall_from": 400, "end": 900, "fall_rate": 0.5}, "as checkpoints have it"
     after = Clock(1000.0, 7.0, DecaySchedule(350, 1000), Ranks())
     after.load_state_dict(state)
     assert after.moved == before.moved and after.spent() == 527.0
