@@ -1,16 +1,24 @@
 """trainer/tour.py is what train_pretrain.py does, on one page: the reference is train_pretrain.py with the same flags."""
 
+import inspect
 import re
 
 import pytest
 import torch
 
 from common.errors import UserError
+from dataset.packing import naive_rows
+from model import plain
 from tests.helpers import write_corpus
 from trainer import tour, train_pretrain
 
 # The trainer's ways that the tour has not: other precision, compiled code, several processes.
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
+
+
+def test_the_whole_of_it_has_350_lines():
+    """As README.md says."""
+    assert sum(len(inspect.getsource(part).splitlines()) for part in (tour, plain, naive_rows)) <= 350
 
 
 @pytest.mark.parametrize("text", ["", '{"text": 5}\n', "[]\n"])

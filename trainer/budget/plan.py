@@ -163,8 +163,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
         budget = f"{quantity(chosen.budget_tokens)} tokens"
     passes_text = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     micro_batches = f"{batching.batch_size} x {counted(batching.micro_batches, 'micro-batch', 'micro-batches')}"
-    at_once = costs.ranks.micro_batches_at_once
-    if at_once > 1:
+    if (at_once := batching.ranks.micro_batches_at_once) > 1:
         micro_batches += f" on each of {at_once} ranks"
     rates = f"{chosen.learning_rate:g} ({'AdamW' if chosen.optimizer == 'adamw' else chosen.optimizer})"
     if chosen.optimizer == "muon":

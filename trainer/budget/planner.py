@@ -366,37 +366,34 @@ def plan_for(config: MiniMindConfig, costs: RunCosts) -> BudgetPlan | None:
 
 
 def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
-    """Candidates, with what the user gives kept, in the largest micro-batches that fit the memory."""
+    """Candidates of how to cut an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     settings, ranks = costs.settings, costs.ranks
-    sharing = ranks.sharing
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
-    # (batch size, micro-batches one after the other)
-    choices: list[tuple[int, int]]
+    # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
-        choices = [(settings.batch_size, n) for n in steps]
+        candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]
     elif "accumulation_steps" in costs.fixed:
-        choices = [(rows * sharing, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
+        candidates = [(rows, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
     else:
         # rows of the whole update if the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
-        choices = [
-            (micro_rows * sharing, rows // micro_rows)
+        candidates = [
+            (micro_rows, rows // micro_rows)
             for rows in of_ranks
             for micro_rows in range(min(rows, most), 0, -1)
             if rows % micro_rows == 0
         ]
     largest: dict[int, Batching] = {}
-    for batch_size, micro_batches in choices:
-        rows_at_once = batch_size * ranks.micro_batches_at_once
-        batching = Batching(ranks, micro_batches * rows_at_once, micro_batches, flag_rows=rows_at_once)
+    for micro_rows, n in candidates:
+        rows_at_once = micro_rows * ranks.world_size
+        batching = Batching(ranks, n * rows_at_once, micro_rows, rows_at_once)
+        fits = costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory
         # Nothing is compiled twice.
         is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
-        if is_compiled and (
-            costs.available_memory is None or costs.memory(config, batch_size) <= costs.available_memory
-        ):
+        if fits and is_compiled:
             largest.setdefault(batching.rows, batching)
     return list(largest.values())
 

