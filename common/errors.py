@@ -20,6 +20,14 @@ class DataError(UserError):
     """Something in the data that its owner can fix: one line with the location, the problem and the fix."""
 
 
+class LoaderError(RuntimeError):
+    """No further batch can be made; one line says why. is_data_fault: the token store has to be rebuilt."""
+
+    def __init__(self, message: str, is_data_fault: bool = False) -> None:
+        super().__init__(message)
+        self.is_data_fault = is_data_fault
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Turn ValueErrors and OSErrors of set-up code (a config field, a file) into UserErrors.

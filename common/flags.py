@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, float)
 # Upper bound of numeric flags: a typo ends in an error, not in an overflow, an endless loop or a full memory.
 MAX_INT = 10**9
 # maximum characters of an error line: a value pasted by mistake can be a whole file
-LONGEST_MESSAGE = 300
+MAX_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
 # {flags of Hugging Face's Trainer, nanoGPT, Megatron-LM, LLaMA-Factory, axolotl and MiniMind, as patterns: the same here}.
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
 
     may_be_empty: tuple[str, ...] = ()
     # prefix of error messages: the settings file that is being read
-    place = ""
+    error_prefix = ""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -151,8 +151,8 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {' '.join(meant)}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:
-        message = one_line(f"{self.place}{message}")
-        if len(message) > LONGEST_MESSAGE:
-            message = f"{message[:LONGEST_MESSAGE]} ..."
+        message = one_line(f"{self.error_prefix}{message}")
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]} ..."
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)

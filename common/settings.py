@@ -106,22 +106,22 @@ class Settings:
         return {name: getattr(self, name) for name in flags_of(type(self))}
 
 
-def flags_of(kind: type[Settings]) -> list[str]:
+def flags_of(settings_class: type[Settings]) -> list[str]:
     """Names of the flags of a group or of a command."""
-    return [one.name for one in fields(kind) if one.name != "user_set"]
+    return [field.name for field in fields(settings_class) if field.name != "user_set"]
 
 
-def field_default(kind: type[Settings], name: str) -> Any:
+def field_default(settings_class: type[Settings], name: str) -> Any:
     """Returns the default of a field; MISSING: its flag is required."""
-    one = kind.__dataclass_fields__[name]
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return one.default
+    declared = settings_class.__dataclass_fields__[name]
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    return declared.default
 
 
-def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequence[str] = ()) -> Any:
+def with_default(settings_class: type[Settings], name: str, default: Any, aliases: Sequence[str] = ()) -> Any:
     """Returns a copy of a group's field with another default. aliases: more names of its flag."""
-    metadata = kind.__dataclass_fields__[name].metadata
+    metadata = settings_class.__dataclass_fields__[name].metadata
     return field(default=default, metadata={**metadata, "aliases": (*metadata["aliases"], *aliases)})
 
 
@@ -131,35 +131,37 @@ def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequenc
 class SettingsParser(Parser):
     """The command line of a Settings class."""
 
-    def __init__(self, kind: type[Settings]) -> None:
+    def __init__(self, settings_class: type[Settings]) -> None:
         super().__init__(
-            prog=kind.prog, description=kind.description, formatter_class=argparse.RawDescriptionHelpFormatter
+            prog=settings_class.prog,
+            description=settings_class.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self.kind = kind
-        declared = {name: kind.__dataclass_fields__[name] for name in flags_of(kind)}
-        self.may_be_empty = tuple(name for name, one in declared.items() if one.metadata["may_be_empty"])
+        self.settings_class = settings_class
+        declared = {name: settings_class.__dataclass_fields__[name].metadata for name in flags_of(settings_class)}
+        self.may_be_empty = tuple(name for name, metadata in declared.items() if metadata["may_be_empty"])
         # The usage line has only the required flags: all of them would be ten lines that nobody reads.
-        self.required = [name for name in declared if field_default(kind, name) is MISSING]
+        self.required = [name for name in declared if field_default(settings_class, name) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
-        self.usage = f"{kind.prog} {must}[--flag value ...]"
+        self.usage = f"{settings_class.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
-        n_first = sum(one.metadata["first"] for one in declared.values())
+        n_first = sum(metadata["first"] for metadata in declared.values())
         top = self.add_argument_group(f"the {n_first} most important flags")
         # The bases are in method resolution order, the last group of the help first.
-        for group in reversed(kind.groups()):
+        for group in reversed(settings_class.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
             for name in flags_of(group):
                 # Not the group's field: the command's may have another default.
-                one = declared[name]
-                options = dict(one.metadata["options"])
+                metadata = declared[name]
+                options = dict(metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
-                    options["metavar"] = one.name.upper()
-                default = field_default(kind, one.name)
+                    options["metavar"] = name.upper()
+                default = field_default(settings_class, name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
                 # SUPPRESS leaves out a flag that is not given: the field has the default.
-                (top if one.metadata["first"] else flags).add_argument(
-                    f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
+                (top if metadata["first"] else flags).add_argument(
+                    f"--{name}", *metadata["aliases"], dest=name, default=argparse.SUPPRESS, **options
                 )
 
     def read(self, argv: Sequence[str] | None) -> Any:
@@ -171,7 +173,7 @@ class SettingsParser(Parser):
             missing = [f"--{name}" for name in self.required if name not in values]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
-            return self.kind(**values, user_set=frozenset(values))
+            return self.settings_class(**values, user_set=frozenset(values))
         except OSError as error:
             # Settings may check their files. The reason comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
@@ -184,8 +186,8 @@ class SettingsParser(Parser):
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; expected lines such as `batch_size: 8`")
         take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
-        self.place = f"{path}: "
-        found: dict[str, Any] = {}
+        self.error_prefix = f"{path}: "
+        values: dict[str, Any] = {}
         for name, entry in entries.items():
             if entry is None or entry == []:
                 continue
@@ -199,11 +201,11 @@ class SettingsParser(Parser):
             for text in texts:
                 # `--name=text`, since the text may start with "-"
                 for dest, value in vars(self.parse_args([f"--{name}={text}"])).items():
-                    found[dest] = found.get(dest, []) + value if isinstance(value, list) else value
-        if "config" in found:
+                    values[dest] = values.get(dest, []) + value if isinstance(value, list) else value
+        if "config" in values:
             self.error("config: not possible within a settings file")
-        self.place = ""
-        return found
+        self.error_prefix = ""
+        return values
 
 
 # ---------------------------------------------------------------------------------------------------- files of settings
@@ -231,14 +233,14 @@ def write_settings(settings: Any, path: Path) -> None:
 
 def read_plain(path: Path, flag: str) -> object:
     """Returns the content of a YAML or JSON file, numbers as text. flag: prefix of messages. Errors: UserError, one line."""
-    kind = "JSON" if path.suffix == ".json" else "YAML"
+    file_format = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = read_small(path).decode("utf-8-sig")
         # The YAML loader reads nearly all JSON too, but json's errors are clearer.
-        if kind == "JSON":
+        if file_format == "JSON":
             return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)
     except OSError as error:
         raise UserError(f"{flag} {path} cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {path} is not {kind} ({error})") from None
+        raise UserError(f"{flag} {path} is not {file_format} ({error})") from None

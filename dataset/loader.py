@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
+from common.errors import LoaderError
 from common.processes import WorkerDied, Workers
 from dataset.packing import Recipe
 from dataset.store.token_store import Documents
@@ -180,14 +181,6 @@ class MakesBatches(Protocol):
     """An assembler: builds a batch, a NamedTuple, from a recipe. Pickled to each loader process unless these are forked."""
 
     def __getitem__(self, recipe: Any, /) -> Any: ...
-
-
-class LoaderError(RuntimeError):
-    """No further batch can be made; one line says why. is_data_fault: the token store has to be rebuilt."""
-
-    def __init__(self, message: str, is_data_fault: bool = False) -> None:
-        super().__init__(message)
-        self.is_data_fault = is_data_fault
 
 
 def assembled(assembler: MakesBatches, recipe: Any) -> Any:

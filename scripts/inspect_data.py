@@ -28,6 +28,7 @@ from common.files import relative_to_cwd
 from common.settings import flags_of
 from common.wording import announce, counted, one_line, printable
 from dataset.arrays import Ints
+from dataset.chat.answers import Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
@@ -38,7 +39,7 @@ from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
 from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts.arguments import InspectSettings
+from scripts.parsers import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, announce_embedded_corpus, data_of, open_corpus
@@ -196,7 +197,7 @@ class DataLook:
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
         if isinstance(self.encoder, ChatEncoder):
             added = 0
-            answers = self.encoder.answers.count(self.store, self.settings.max_seq_len - 1)
+            answers = Answers(*self.encoder.answer_marks).count(self.store, self.settings.max_seq_len - 1)
         rows = []
         for name, documents in self._documents_of_sources():
             lengths = self.lengths[documents]
@@ -272,7 +273,7 @@ class DataLook:
             begin, end = (int(offset) for offset in store.offsets[document : document + 2])
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
             if isinstance(self.encoder, ChatEncoder):
-                tokens = self.encoder.answers.restore_turn_starts(tokens)
+                tokens = Answers(*self.encoder.answer_marks).restore_turn_starts(tokens)
             # The first token is input only. Each further one is the target of the position before it.
             is_trained = [False] + [targets[position] >= 0 for position in positions]
             part = "whole"

@@ -20,6 +20,7 @@ from dataset import embedded_corpus, embedded_questions
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
+from scripts import parsers
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.pretrain.settings import PretrainSettings
@@ -32,7 +33,7 @@ PARSERS = {
     "trainer/train_electra.py": partial(SettingsParser, ElectraSettings),
     "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
     "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
-    **{f"scripts/{name}.py": parser for name, parser in script_arguments.PARSERS.items()},
+    **{f"scripts/{name}.py": parser for name, parser in parsers.PARSERS.items()},
 }
 
 

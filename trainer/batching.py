@@ -21,13 +21,13 @@ from trainer.settings import RunSettings
 class Batching:
     """How a run cuts its updates. With the same `rows` another number of ranks trains the same updates.
 
-    rows: of an update, over all ranks. micro_batches: of an update, one after the other on each rank. flag_rows: rows that flags such as
-    --warmup_iters count as a micro-batch.
+    rows: of an update, over all ranks. micro_rows: of a micro-batch, on one rank. flag_rows: rows that flags such as --warmup_iters
+    count as a micro-batch.
     """
 
     ranks: Ranks
     rows: int
-    micro_batches: int
+    micro_rows: int
     flag_rows: int
 
     @classmethod
@@ -37,16 +37,21 @@ class Batching:
         batch_size = settings.batch_size or field_default(kind, "batch_size")
         rows_at_once = batch_size * ranks.micro_batches_at_once
         rows = settings.rows_per_update or settings.accumulation_steps * rows_at_once
-        most_micro_rows = math.ceil(batch_size / ranks.sharing)
-        micro_batches = math.ceil(rows / (most_micro_rows * ranks.world_size))
+        # Micro-batches of equal size: if all but the last were full, some ranks might have no rows in the last one.
+        micro_batches = math.ceil(rows / (math.ceil(batch_size / ranks.sharing) * ranks.world_size))
+        micro_rows = math.ceil(rows / (micro_batches * ranks.world_size))
         # Micro-batches that ranks compute at once count as one; but with --rows_per_update a warm-up must not depend on the ranks.
-        return cls(ranks, rows, micro_batches, flag_rows=batch_size if settings.rows_per_update else rows_at_once)
+        return cls(ranks, rows, micro_rows, flag_rows=batch_size if settings.rows_per_update else rows_at_once)
 
     @property
-    def micro_rows(self) -> int:
-        """Rows of a micro-batch on one rank."""
-        # All of equal size: if all but the last were full, some ranks might have no rows in the last one.
-        return math.ceil(self.rows / (self.micro_batches * self.ranks.world_size))
+    def micro_batches(self) -> int:
+        """Micro-batches of an update, one after the other on each rank."""
+        return math.ceil(self.rows / (self.micro_rows * self.ranks.world_size))
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a micro-batch, whichever ranks share it."""
+        return self.micro_rows * self.ranks.sharing
 
     def schedule(self, n_rows: int, start_row: int = 0) -> UpdateSchedule:
         """Distribution of an epoch's rows, from start_row on."""

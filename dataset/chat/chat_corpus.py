@@ -8,7 +8,8 @@ import numpy as np
 
 from common.wording import counted
 from dataset.arrays import Ints
-from dataset.chat.encoder import Answers, ChatEncoder
+from dataset.chat.answers import Answers
+from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.shares import Source
@@ -25,7 +26,7 @@ class ChatCorpus(Corpus):
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
-        self.answers: Answers = encoder.answers
+        self.answers = Answers(*encoder.answer_marks)
         self.target_filter = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **{**options, "long_documents": "truncate"})

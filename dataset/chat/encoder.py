@@ -29,19 +29,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from dataset.arrays import Bools, Ints
-from dataset.loader import Batch
+from dataset.arrays import Ints
 from dataset.reading.conversations import checked_message, is_trained
-from dataset.store.token_store import Documents
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, MARKED_TEMPLATE, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.loss import IGNORE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,92 +50,11 @@ INSIDE = MARK + "2"
 ANSWER_BEGINS = f"{BOS}assistant\n"
 BEFORE_ANSWER = re.compile(f"(?<={re.escape(ANSWER_BEGINS)})")
 
-# Maximum tokens that are searched at once
-TOKENS_AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Finds the assistant's messages.
-
-    start, end: the ids of <|im_start|> and <|im_end|>. header: those of "assistant" and the line break, between the start
-    of an answer's turn and its text.
-    """
-
-    start: int
-    end: int
-    header: tuple[int, ...]
-
-    def trained(self, inputs: Ints) -> Bools:
-        """bool [N]: True if the target of an input is trained: a token of an answer, or the <|im_end|> that ends it.
-
-        inputs: whole pieces, concatenated, each without its last token, which is only a target.
-        """
-        # The last token of the header is the input of the answer's first token.
-        firsts = self._before_header(inputs, self.start) + len(self.header)
-        # <|im_end|> ends an answer and is no input of it. A truncated answer ends with its piece, and the next piece starts
-        # with a turn.
-        marks = np.flatnonzero((inputs == self.start) | (inputs == self.end))
-        marks = np.append(marks, len(inputs))
-        ends = marks[np.searchsorted(marks, firsts, side="right")]
-        change = np.zeros(len(inputs) + 1, dtype=np.int8)
-        change[firsts] += 1
-        change[ends] -= 1
-        return np.cumsum(change[:-1], dtype=np.int8) > 0
-
-    def _before_header(self, ids: Ints, token: int) -> Ints:
-        """Positions of `token` with the whole header after it."""
-        positions = np.flatnonzero(ids == token)
-        positions = positions[positions + len(self.header) < len(ids)]
-        for number, header_id in enumerate(self.header, 1):
-            positions = positions[ids[positions + number] == header_id]
-        return positions
-
-    def restore_turn_starts(self, ids: Ints) -> Ints:
-        """The ids as the model reads them: each turn starts with <|im_start|>."""
-        ids = ids.copy()
-        # answers that are not trained
-        ids[self._before_header(ids, self.end)] = self.start
-        return ids
-
-    def only(self, batch: Batch) -> Batch:
-        """The Batch with only the targets of answers."""
-        # Row by row from left to right: the order of the pieces in a batch.
-        has_pair = batch.document_ids >= 0
-        stored = batch.input_ids[has_pair].numpy()
-        trained = torch.from_numpy(self.trained(stored))
-        input_ids = batch.input_ids.clone()
-        input_ids[has_pair] = torch.from_numpy(self.restore_turn_starts(stored))
-        targets = batch.targets.clone()
-        targets[has_pair] = torch.where(trained, batch.targets[has_pair], IGNORE)
-        return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
-
-    def blocks(self, store: Documents) -> Iterator[tuple[Ints, Ints, Bools]]:
-        """Yields some consecutive documents of a store at a time: (their offsets from 0, ids, `trained` of these)."""
-        first = 0
-        while first < len(store):
-            # About TOKENS_AT_ONCE in whole documents, at least one
-            end = np.searchsorted(store.offsets, store.offsets[first] + TOKENS_AT_ONCE, side="right") - 1
-            end = max(first + 1, int(end))
-            offsets = store.offsets[first : end + 1]
-            ids = store.tokens[offsets[0] : offsets[-1]]
-            yield offsets - offsets[0], ids, self.trained(ids)
-            first = end
-
-    def count(self, store: Documents, max_pairs: int) -> Ints:
-        """uint32 [documents]: number of answer targets among the first `max_pairs` pairs of each."""
-        counts = []
-        for offsets, _, trained in self.blocks(store):
-            trained_before = np.append(0, np.cumsum(trained))
-            pairs = np.clip(np.diff(offsets) - 1, 0, max_pairs)
-            counts.append(trained_before[offsets[:-1] + pairs] - trained_before[offsets[:-1]])
-        return np.concatenate(counts).astype(np.uint32)
-
 
 class ChatEncoder(DocumentEncoder):
     """Encodes conversations as dataset/reading/conversations.py gives them: JSON with "messages" and perhaps "tools".
 
-    answers: finds the assistant's messages in the ids. Errors: ValueError for a tokenizer without our template or tokens.
+    answer_marks: ids by which Answers (dataset/chat/answers.py) finds the assistant's messages. Errors: ValueError for a tokenizer without our template or tokens.
     """
 
     can_hold_out_part = False
@@ -168,11 +82,8 @@ class ChatEncoder(DocumentEncoder):
         self._cut_at = re.compile(f"({spellings})")
         # first character of each spelling, also where two overlap
         self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
-        self.answers = Answers(
-            start=self.special[BOS],
-            end=self.special[EOS],
-            header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS)).tolist()),
-        )
+        header = tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS)).tolist())
+        self.answer_marks = (self.special[BOS], self.special[EOS], header)
         # version 2: answers that are not trained are marked; 3: marks that are not special count
         self.fingerprint = hashlib.sha256(f"chat {version} {MARKED_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 

@@ -37,11 +37,9 @@ from dataset.reading.faults import (
 )
 from dataset.reading.file_kinds import CORPORA, kind_of
 from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
-from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
+from dataset.reading.settings import BLANK, LINES, PARAGRAPHS, SAMPLE
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
-# Characters by which a tokenizer and a text are compared
-SAMPLE = 100_000
 # Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192

@@ -17,7 +17,7 @@ from common.errors import DataError, optional_package
 from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
-from dataset.reading.documents import SAMPLE
+from dataset.reading.settings import SAMPLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

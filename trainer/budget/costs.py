@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
+from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.budget.difficulty import difficulty_of
@@ -158,20 +158,6 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     return fraction if 0 < tokens_held_out <= MAX_HELD_OUT_SHARE * n_tokens else 0.0
 
 
-class Cut(NamedTuple):
-    """The micro-batches of an update: at_once in parallel, accumulation_steps one after the other. batch_size: rows of each,
-    whichever ranks share it."""
-
-    batch_size: int
-    accumulation_steps: int
-    at_once: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the update."""
-        return self.batch_size * self.accumulation_steps * self.at_once
-
-
 @dataclass
 class RunCosts:
     """Costs of runs with these settings on this text and machine, and their budget. A collective: all ranks make one.
@@ -189,9 +175,9 @@ class RunCosts:
     available_memory: float | None = None
     # {(width, layers): measured / estimated seconds of an update}
     corrections: dict[tuple[int, int], float] = field(default_factory=dict)
-    # {width: cut of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
+    # {width: batching of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
     # layers.
-    measured_cuts: dict[int, Cut] = field(default_factory=dict)
+    measured_batchings: dict[int, Batching] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # names of the settings that a plan leaves as they are
@@ -258,15 +244,15 @@ class RunCosts:
 
         return estimate * self.corrections[min(self.corrections, key=distance)]
 
-    def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
+    def other_seconds(self, config: MiniMindConfig, batching: Batching, training_seconds: float) -> float:
         """Seconds of overhead: compiling, evaluations, files. training_seconds: of all updates."""
         seconds = FILES_S + REPORT_S * self.settings.report
         if self.compiled:
-            measured = self.measured_cuts.get(config.hidden_size)
-            is_known = measured is not None and measured.batch_size == cut.batch_size
+            measured = self.measured_batchings.get(config.hidden_size)
+            is_known = measured is not None and measured.batch_size == batching.batch_size
             seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
-        evaluations = 1 + self.evaluations(config, cut, training_seconds)
-        return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
+        evaluations = 1 + self.evaluations(config, batching, training_seconds)
+        return seconds + evaluations * self.evaluation_seconds(config, batching.rows)
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
@@ -274,17 +260,17 @@ class RunCosts:
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
         return evaluation_cost(self.compiled) * position_seconds * self.text.evaluated + samples
 
-    def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
+    def evaluations(self, config: MiniMindConfig, batching: Batching, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
         is_free = "eval_interval" not in self.fixed
         if not self.text.evaluated or not (is_free or self.settings.eval_interval):
             return 0
         if is_free:
-            affordable = EVALUATION_SHARE * training_seconds / self.evaluation_seconds(config, cut.rows)
+            affordable = EVALUATION_SHARE * training_seconds / self.evaluation_seconds(config, batching.rows)
             return int(min(affordable, MAX_EVALUATIONS))
         # At most one after each update
-        updates_between = max(self.settings.eval_interval / cut.accumulation_steps, 1.0)
-        return int(training_seconds / self.update_seconds(config, cut.rows) / updates_between)
+        updates_between = max(self.settings.eval_interval / batching.micro_batches, 1.0)
+        return int(training_seconds / self.update_seconds(config, batching.rows) / updates_between)
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Peak memory in bytes, with micro-batches of this many rows."""
@@ -301,18 +287,18 @@ class RunCosts:
         assert self.seconds is not None
         return min(TIMED_SHARE * self.seconds, MAX_TIMED_S)
 
-    def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> None:
+    def measure(self, config: MiniMindConfig, batching: Batching, updates: int) -> None:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
         ranks = self.ranks
         times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
-        micro_batch, rest = self.timed(config, cut.batch_size // ranks.sharing, times)
+        micro_batch, rest = self.timed(config, batching.micro_rows, times)
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.
-        measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
-        self.measured_cuts[config.hidden_size] = cut
+        measured = on_main(ranks, lambda: micro_batch * batching.micro_batches + rest)
+        self.measured_batchings[config.hidden_size] = batching
         size = (config.hidden_size, config.num_hidden_layers)
-        factor = measured / self.estimated_seconds(config, cut.rows)
+        factor = measured / self.estimated_seconds(config, batching.rows)
         self.corrections[size] = min(factor, MAX_CORRECTION[self.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:

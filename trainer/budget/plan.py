@@ -21,8 +21,9 @@ from common.start import script_path, shell_line
 from common.wording import counted
 from dataset.corpus import MIN_DOCUMENTS
 from model.config import MiniMindConfig
+from trainer.batching import Batching
 from trainer.budget import laws
-from trainer.budget.costs import Cut, RunCosts
+from trainer.budget.costs import RunCosts
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import (
     BUDGETS,
@@ -60,7 +61,7 @@ class BudgetPlan:
 
     config: MiniMindConfig
     parameters: int
-    cut: Cut
+    batching: Batching
     updates: int
     tokens: float
     passes: float
@@ -80,7 +81,7 @@ class BudgetPlan:
 def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
     """{name: planned value} of the settings that the user does not give."""
     config = plan.config
-    steps = plan.cut.accumulation_steps
+    steps = plan.batching.micro_batches
     micro_batches = plan.updates * steps
     chosen: dict[str, Any] = {
         "hidden_size": config.hidden_size,
@@ -93,7 +94,7 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         "weight_decay": laws.WEIGHT_DECAY,
         "lr_schedule": "wsd",
         "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
-        "batch_size": plan.cut.batch_size,
+        "batch_size": plan.batching.batch_size,
         "accumulation_steps": steps,
         "max_seq_len": costs.settings.max_seq_len,
         "max_updates": plan.updates,
@@ -112,7 +113,7 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         updates_between_saves = min(plan.updates / SAVES, MAX_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.text.evaluated:
-        evaluations = costs.evaluations(config, plan.cut, plan.seconds)
+        evaluations = costs.evaluations(config, plan.batching, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
         # Without a clock, the run itself decides whether compiling pays.
@@ -156,14 +157,14 @@ def shape_text(plan: BudgetPlan) -> str:
 def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
     """The plan for the user, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
     sets."""
-    T, cut = costs.text.rows.T, plan.cut
+    T, batching = costs.text.rows.T, plan.batching
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
         budget = f"{quantity(chosen.budget_tokens)} tokens"
     passes_text = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
-    micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
-    if cut.at_once > 1:
-        micro_batches += f" on each of {cut.at_once} ranks"
+    micro_batches = f"{batching.batch_size} x {counted(batching.micro_batches, 'micro-batch', 'micro-batches')}"
+    if (at_once := batching.ranks.micro_batches_at_once) > 1:
+        micro_batches += f" on each of {at_once} ranks"
     rates = f"{chosen.learning_rate:g} ({'AdamW' if chosen.optimizer == 'adamw' else chosen.optimizer})"
     if chosen.optimizer == "muon":
         embed_lr = chosen.embed_lr or chosen.learning_rate
@@ -183,7 +184,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
     rows = {
         "model": shape_text(plan),
         "tokens": f"{quantity(plan.tokens)}, {passes_text}",
-        "update": f"{counted(cut.rows, 'row')} of {T} = {quantity(cut.rows * T)} tokens ({micro_batches})",
+        "update": f"{counted(batching.rows, 'row')} of {T} = {quantity(batching.rows * T)} tokens ({micro_batches})",
         "updates": f"{plan.updates:,}, about {plan.update_seconds:.2g} s each",
         "rates": rates,
         "expected validation loss": loss,

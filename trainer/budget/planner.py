@@ -31,8 +31,9 @@ from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
 from common.wording import announce, counted
 from model.config import MiniMindConfig, parameter_count
+from trainer.batching import Batching
 from trainer.budget import laws
-from trainer.budget.costs import Cut, RunCosts, count_text
+from trainer.budget.costs import RunCosts, count_text
 from trainer.budget.plan import (
     IN_MICRO_BATCHES,
     PLANNED,
@@ -251,7 +252,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
             # The plan itself reports what is too little.
             return False
         # With many ranks, a row each may be too many.
-        is_too_large = longer_plan.cut.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
+        is_too_large = longer_plan.batching.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
             longer_plan.tokens
         )
         return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
@@ -279,7 +280,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
         on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}{how}"))
-        costs.measure(plan.config, plan.cut, plan.updates)
+        costs.measure(plan.config, plan.batching, plan.updates)
         measurements -= 1
 
 
@@ -292,10 +293,10 @@ def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCost
     if costs.seconds is not None:
         costs.seconds_left = costs.seconds - seconds_since_start()
     plan = best_plan(candidates, costs)
-    cut = costs.measured_cuts.get(plan.config.hidden_size, plan.cut)
-    is_near = max(plan.cut.rows, cut.rows) <= MAX_BATCH_RATIO * min(plan.cut.rows, cut.rows)
-    if is_near and cut in cuts(plan.config, costs):
-        return plan_for(plan.config, costs, cut) or plan
+    batching = costs.measured_batchings.get(plan.config.hidden_size, plan.batching)
+    is_near = max(plan.batching.rows, batching.rows) <= MAX_BATCH_RATIO * min(plan.batching.rows, batching.rows)
+    if is_near and batching in batchings(plan.config, costs):
+        return plan_for(plan.config, costs, batching) or plan
     return plan
 
 
@@ -338,71 +339,73 @@ def with_suitable_depth(plans: Sequence[BudgetPlan]) -> list[BudgetPlan]:
     return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> BudgetPlan | None:
-    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. cut: None: choose
+def plan_for(config: MiniMindConfig, costs: RunCosts, batching: Batching | None = None) -> BudgetPlan | None:
+    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. batching: None: choose
     the best."""
     text = costs.text
-    choices = cuts(config, costs) if cut is None else [cut]
+    choices = batchings(config, costs) if batching is None else [batching]
     if not choices:
         return None
-    cut = choices[0]
+    batching = choices[0]
     for _ in range(ROUNDS):
-        tokens = affordable_tokens(config, cut, costs)
+        tokens = affordable_tokens(config, batching, costs)
         best_rows = laws.batch_tokens(max(tokens, 1)) / (text.rows.T * text.rows.fill)
         # The nearest one by ratio
-        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
-    tokens = affordable_tokens(config, cut, costs)
-    updates = int(tokens / text.tokens_of_update(cut.rows))
+        batching = min(choices, key=lambda choice: abs(math.log(choice.rows / best_rows)))
+    tokens = affordable_tokens(config, batching, costs)
+    updates = int(tokens / text.tokens_of_update(batching.rows))
     if updates < MIN_UPDATES:
         return None
-    tokens = updates * text.tokens_of_update(cut.rows)
-    seconds = updates * costs.update_seconds(config, cut.rows)
+    tokens = updates * text.tokens_of_update(batching.rows)
+    seconds = updates * costs.update_seconds(config, batching.rows)
     return BudgetPlan(
         config=config,
         parameters=parameter_count(config),
-        cut=cut,
+        batching=batching,
         updates=updates,
         tokens=tokens,
         passes=tokens / text.unique,
         seconds=seconds,
-        other_seconds=costs.other_seconds(config, cut, seconds),
+        other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
-        memory=costs.memory(config, cut.batch_size),
+        memory=costs.memory(config, batching.batch_size),
         loss=laws.expected_loss(
             config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
         ),
     )
 
 
-def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
-    """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
+def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
+    """Candidates of how to cut an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     settings, ranks = costs.settings, costs.ranks
-    sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
+    # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
-        found = [Cut(settings.batch_size, n, at_once) for n in steps]
+        candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]
     elif "accumulation_steps" in costs.fixed:
-        found = [Cut(rows * sharing, settings.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
+        candidates = [(rows, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
     else:
         # rows of the whole update if the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
-        found = [
-            Cut(micro_rows * sharing, rows // micro_rows, at_once)
+        candidates = [
+            (micro_rows, rows // micro_rows)
             for rows in of_ranks
             for micro_rows in range(min(rows, most), 0, -1)
             if rows % micro_rows == 0
         ]
-    largest: dict[int, Cut] = {}
-    for cut in found:
-        if costs.available_memory is None or costs.memory(config, cut.batch_size) <= costs.available_memory:
-            largest.setdefault(cut.rows, cut)
+    largest: dict[int, Batching] = {}
+    for micro_rows, n in candidates:
+        rows_at_once = micro_rows * ranks.world_size
+        batching = Batching(ranks, n * rows_at_once, micro_rows, rows_at_once)
+        if costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory:
+            largest.setdefault(batching.rows, batching)
     return list(largest.values())
 
 
-def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
+def affordable_tokens(config: MiniMindConfig, batching: Batching, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
     settings = costs.settings
     if settings.budget_tokens is not None:
@@ -412,19 +415,19 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
         return min(settings.budget_flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
     assert seconds is not None
-    without_updates = costs.other_seconds(config, cut, 0.0)
+    without_updates = costs.other_seconds(config, batching, 0.0)
     if seconds <= without_updates:
         return 0.0
     # Overhead grows with the updates, since evaluations come between them: assumed in proportion.
-    growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
-    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
-    return min(updates * costs.text.tokens_of_update(cut.rows), most)
+    growth = (costs.other_seconds(config, batching, seconds) - without_updates) / seconds
+    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, batching.rows)
+    return min(updates * costs.text.tokens_of_update(batching.rows), most)
 
 
 def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
     """The message if no model can be trained."""
     unique, T, max_passes = costs.text.unique, costs.text.rows.T, costs.max_passes
-    rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
+    rows = min((batching.rows for config in sizes for batching in batchings(config, costs)), default=None)
     if rows is None:
         return "the memory is too small to train any model: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.

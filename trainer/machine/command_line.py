@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from common.errors import UserError, is_panic
+from common.errors import LoaderError, UserError, is_panic
 from common.processes import stop_signals
 from common.start import open_standard_streams
 from common.wording import loader_error_reason, null_stream, one_line
-from dataset.loader import LoaderError
 from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import lost_rank_line
 

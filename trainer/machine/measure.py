@@ -16,10 +16,9 @@ import torch
 import transformers
 
 from common import processes
-from common.errors import UserError
+from common.errors import LoaderError, UserError
 from common.processes import cgroups, text_of_file
 from common.wording import one_line
-from dataset.loader import LoaderError
 
 KIB = 1024
 
@@ -93,15 +92,15 @@ def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str
     """{name: text or number} for a report."""
     _, _, names = text_of_file(processes.SYSTEM_ROOT / "proc/cpuinfo").partition("model name")
     processor = names.partition("\n")[0].strip("\t :") or platform.processor() or platform.machine()
-    found: dict[str, str | int | None] = {
+    facts: dict[str, str | int | None] = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": processor,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return {**found, "device": str(device), "threads": torch.get_num_threads(), "ranks": world_size}
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return {**facts, "device": str(device), "threads": torch.get_num_threads(), "ranks": world_size}
 
 
 def total_memory(device: torch.device) -> int | None:
@@ -133,7 +132,7 @@ def available_memory(device: torch.device) -> int | None:
 
 def _memory_of_groups() -> list[tuple[int, int]]:
     """(limit, bytes left) of each cgroup of this process that has a memory limit."""
-    found = []
+    limits = []
     for folder in cgroups("memory"):
         # the names of version 2, and of version 1
         limit = (text_of_file(folder / "memory.max") or text_of_file(folder / "memory.limit_in_bytes")).strip()
@@ -143,8 +142,8 @@ def _memory_of_groups() -> list[tuple[int, int]]:
         if limit.isdecimal():
             # Inactive page cache counts as used, but is freed as soon as a process needs memory.
             freed = _entry(stat, "total_inactive_file") or _entry(stat, "inactive_file") or 0
-            found.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
-    return found
+            limits.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
+    return limits
 
 
 def _entry(path: Path, name: str) -> int | None:
@@ -197,8 +196,8 @@ def exhausted_line(error: Exception) -> str | None:
     if isinstance(error, OSError):
         if error.errno not in EXHAUSTED:
             return None
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{(error.strerror or '').lower()}{EXHAUSTED[error.errno]}"
+        path = f"{error.filename}: " if error.filename else ""
+        return f"{path}{(error.strerror or '').lower()}{EXHAUSTED[error.errno]}"
     if isinstance(error, torch.OutOfMemoryError):
         return f"no memory is left on the GPU ({message.split('. ')[0]}); {smaller}"
     if is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""The ranks of a run: the place of this process among them, how they join, work that one does for all, barriers, small messages.
+"""The ranks of a run: this process among them, how they join, work that one does for all, barriers, small messages.
 
 How an error of one rank ends all of them. A rank that raises while the others wait for it in a collective would leave
 them there until the timeout of the process group. There are three cases:
@@ -120,11 +120,11 @@ def ranks_of_launcher() -> Ranks | None:
     if os.environ.get("RANK", "-1").strip() == "-1":
         return None
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    given = {"LOCAL_WORLD_SIZE": "1", **os.environ}
-    numbers = [int(given[name]) for name in names if given.get(name, "").strip().isdecimal()]
-    if len(numbers) < len(names) or numbers[0] >= numbers[2] or numbers[3] == 0 or not given.get("MASTER_ADDR"):
-        found = ", ".join(f"{name}={given.get(name) or '(not set)'}" for name in (*names, "MASTER_ADDR"))
-        raise UserError(f"{found} do not fit: launch with torchrun, or unset RANK to train in one process")
+    variables = {"LOCAL_WORLD_SIZE": "1", **os.environ}
+    numbers = [int(variables[name]) for name in names if variables.get(name, "").strip().isdecimal()]
+    if len(numbers) < len(names) or numbers[0] >= numbers[2] or numbers[3] == 0 or not variables.get("MASTER_ADDR"):
+        texts = ", ".join(f"{name}={variables.get(name) or '(not set)'}" for name in (*names, "MASTER_ADDR"))
+        raise UserError(f"{texts} do not fit: launch with torchrun, or unset RANK to train in one process")
     rank, local_rank, world_size, n_here, _ = numbers
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
@@ -299,8 +299,8 @@ def min_over_ranks(ranks: Ranks, number: float) -> float:
     if ranks.world_size == 1:
         return number
     # NCCL sends only from GPU memory, Gloo from main memory.
-    place = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    least = torch.tensor(number, dtype=torch.float64, device=place)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    least = torch.tensor(number, dtype=torch.float64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return least.item()
 
@@ -404,10 +404,10 @@ def compare_with_main(
 
 def flatten_facts(facts: Mapping[str, object]) -> dict[str, object]:
     """The facts with nested dicts flattened, so that an error names single fields of an architecture, not the whole."""
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in facts.items():
         if isinstance(value, dict):
-            found |= {f"{name} {entry}": below for entry, below in value.items()}
+            flat |= {f"{name} {entry}": below for entry, below in value.items()}
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat

@@ -33,10 +33,10 @@ FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "
 BUDGETS = ("budget", "budget_tokens", "budget_flops")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 # A shorter run learns nothing; a longer one is a typing error.
-SHORTEST_S = 20
-LONGEST_S = 366 * 24 * 3600
+MIN_BUDGET_S = 20
+MAX_BUDGET_S = 366 * 24 * 3600
 # Tokens or floating-point operations: more than the largest run that was ever published
-LARGEST_AMOUNT = 10**27
+MAX_BUDGET = 10**27
 
 
 def rows_or_auto(text: str) -> int:
@@ -60,13 +60,13 @@ def file_prefix(text: str) -> str:
 
 def seconds_of(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`. Errors: argparse.ArgumentTypeError."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or not any(found.groups()):
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h30m")
-    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
     total = 3600 * hours + 60 * minutes + seconds
-    if not SHORTEST_S <= total <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text} must be from {SHORTEST_S}s to {LONGEST_S // 3600}h")
+    if not MIN_BUDGET_S <= total <= MAX_BUDGET_S:
+        raise argparse.ArgumentTypeError(f"{text} must be from {MIN_BUDGET_S}s to {MAX_BUDGET_S // 3600}h")
     return total
 
 
@@ -87,18 +87,18 @@ class BudgetSettings(Settings):
         first=True,
     )
     budget_tokens: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, such as 5e7"
+        None, check=positive(float, MAX_BUDGET), help="a budget of tokens instead, such as 5e7"
     )
     budget_flops: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, such as 1e16"
+        None, check=positive(float, MAX_BUDGET), help="a budget of floating-point operations instead, such as 1e16"
     )
     dry_run: bool = switch(False, help="only print the plan of a budget")
 
     def check(self) -> None:
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: drop one")
-        if self.dry_run and not given:
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise ValueError(f"--{budgets[0]} and --{budgets[1]} exclude each other: drop one")
+        if self.dry_run and not budgets:
             raise ValueError("--dry_run prints a budget's plan: add --budget 10m, --budget_tokens or --budget_flops")
 
     @property
@@ -347,9 +347,9 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
     # Unlike methods of Path, os.path does not raise for strings that are no path.
-    found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+    file = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
     is_bare_name = path.name == from_weight
     is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
-    if is_model and not (is_bare_name and found):
+    if is_model and not (is_bare_name and file):
         return path
-    return found or candidates[0]
+    return file or candidates[0]

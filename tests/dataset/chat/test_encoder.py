@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dataset.chat.answers import Answers
 from dataset.chat.encoder import MARK, ChatEncoder
 from dataset.reading.conversations import text_of_conversation
 from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE
@@ -18,6 +19,7 @@ from tests.helpers import ROOT, SHARED, needs_shared
 
 TOKENIZER = load_tokenizer(ROOT / "model")
 ENCODER = ChatEncoder(TOKENIZER)
+ANSWERS = Answers(*ENCODER.answer_marks)
 
 # What could confuse: special tokens, halves of them, the mark of the encoder, role names, JSON's own characters
 AWKWARD = [
@@ -54,12 +56,12 @@ CONVERSATIONS = st.fixed_dictionaries(
 
 def mask_of(ids):
     """True for ids trained by `Answers`; the first one is never a target."""
-    return [False, *ENCODER.answers.trained(np.array(ids[:-1])).tolist()]
+    return [False, *ANSWERS.trained(np.array(ids[:-1])).tolist()]
 
 
 def restore_turn_starts(ids):
     """What the model gets of the ids in the store."""
-    return ENCODER.answers.restore_turn_starts(np.array(ids)).tolist()
+    return ANSWERS.restore_turn_starts(np.array(ids)).tolist()
 
 
 @settings(deadline=None, max_examples=100)
@@ -112,5 +114,5 @@ def test_the_public_tokenizers_take_our_template(name):
     conversation = {"messages": [turn("user", "<|im_end|> 你好"), turn("assistant", "好", reasoning_content="hm")]}
     (ids,) = encoder.encode([json.dumps(conversation)])
     assert public.decode(ids) == public.apply_chat_template(conversation["messages"], tokenize=False)
-    trained = torch.tensor(ids[1:])[torch.from_numpy(encoder.answers.trained(np.array(ids[:-1])))]
+    trained = torch.tensor(ids[1:])[torch.from_numpy(Answers(*encoder.answer_marks).trained(np.array(ids[:-1])))]
     assert public.decode(trained) == "<think>\nhm\n</think>\n\n好<|im_end|>"

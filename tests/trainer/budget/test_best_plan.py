@@ -11,7 +11,7 @@ from dataset.loader import Batch
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import Text
-from trainer.budget.planner import MIN_UPDATES, best_plan, cuts, plan_for, sizes
+from trainer.budget.planner import MIN_UPDATES, batchings, best_plan, plan_for, sizes
 from trainer.machine.ranks import Ranks
 
 
@@ -79,7 +79,7 @@ class SimulatedCosts:
     def update_seconds(self, config, rows):
         return rows * self.text.rows.T * self.token_flops(config) / self.rate
 
-    def other_seconds(self, config, cut, training_seconds):
+    def other_seconds(self, config, batching, training_seconds):
         return 10.0
 
     def memory(self, config, batch_size):
@@ -137,7 +137,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
 
 def test_what_the_user_has_said_is_kept():
     both = best(given={"batch_size": 32, "accumulation_steps": 3})
-    assert both.cut == (32, 3, 1) and both.cut.rows == 96
+    assert (both.batching.batch_size, both.batching.rows) == (32, 96)
     assert best(flops=1e14).flops == pytest.approx(1e14, rel=0.02)
     (fixed,) = sizes({"vocab_size": 6400, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6})
     assert (fixed.hidden_size, fixed.num_hidden_layers, fixed.num_attention_heads) == (192, 3, 6)
@@ -148,25 +148,27 @@ def test_ranks_share_the_rows():
     for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
         ranks = Ranks(world_size=world_size, sharing=sharing)
         plan = best(ranks=ranks)
-        assert plan.cut.batch_size % sharing == 0 and plan.cut.rows % world_size == 0
+        assert plan.batching.batch_size % sharing == 0 and plan.batching.rows % world_size == 0
         for given in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
-            found = cuts(ALL[0], SimulatedCosts(ranks=ranks, given=given))
-            assert found and all(cut.batch_size >= sharing and cut.batch_size % sharing == 0 for cut in found)
+            found = batchings(ALL[0], SimulatedCosts(ranks=ranks, given=given))
+            assert found and all(
+                batching.batch_size >= sharing and batching.batch_size % sharing == 0 for batching in found
+            )
 
 
 def test_an_update_that_does_not_fit_at_once_is_cut():
     """Reference: the same plan without a limit. As many rows at once are left as fit."""
     only = sizes({"vocab_size": 6400, "hidden_size": 128, "num_hidden_layers": 2})
     free = best(only, rate=1e12)
-    assert free.cut.batch_size == 16
+    assert free.batching.batch_size == 16
     room_for_9 = {"memory": 1e6 * (128 + 9), "rate": 1e12}
     bound = best(only, **room_for_9)
-    assert bound.cut.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
-    assert (bound.cut.rows, bound.updates, bound.loss) == (free.cut.rows, free.updates, free.loss)
+    assert bound.batching.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
+    assert (bound.batching.rows, bound.updates, bound.loss) == (free.batching.rows, free.updates, free.loss)
     shared = best(only, **room_for_9, ranks=Ranks(world_size=2, sharing=2))
-    assert shared.cut.batch_size == 8 and shared.cut.rows == free.cut.rows
+    assert shared.batching.batch_size == 8 and shared.batching.rows == free.batching.rows
     # Who has said the number of micro-batches has left open how large they are.
-    assert best(only, **room_for_9, given={"accumulation_steps": 1}).cut == (8, 1, 1)
+    assert best(only, **room_for_9, given={"accumulation_steps": 1}).batching.rows == 8
     for too_much in (
         {**room_for_9, "given": {"batch_size": 16}},
         {"memory": 1e6 * 128, "given": {"accumulation_steps": 1}},
@@ -184,7 +186,7 @@ BUDGETS = pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"flops": 3.6e
 )
 def test_too_little_text_is_said(budget, changes):
     """And neither the time nor the memory is to blame."""
-    rows = min(cut.rows for cut in cuts(ALL[0], SimulatedCosts(**changes)))
+    rows = min(batching.rows for batching in batchings(ALL[0], SimulatedCosts(**changes)))
     enough = math.ceil(MIN_UPDATES * rows * changes.get("T", 512) / laws.MAX_PASSES)
     assert best(**budget, **changes, tokens_of_pass=enough).updates >= MIN_UPDATES
     for different in (10, enough / 2):

@@ -12,9 +12,10 @@ from common.start import ROOT
 from model.config import MiniMindConfig
 from tests.helpers import write_texts
 from tests.trainer.budget.test_best_plan import best, text_of
+from trainer.batching import Batching
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.costs import WARM_COMPILE_S, Cut, RunCosts, count_text
+from trainer.budget.costs import WARM_COMPILE_S, RunCosts, count_text
 from trainer.budget.planner import sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
@@ -36,23 +37,25 @@ def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
     costs = costs_of("--eval_interval", str(interval), machine={"available_memory": memory}, evaluated=10_000)
     plan = best(SIZES, costs)
-    assert (plan.cut.accumulation_steps > 1) == (memory is not None)
+    assert (plan.batching.micro_batches > 1) == (memory is not None)
     # The last one, and one behind each update in which the steps come to a multiple of the interval.
-    each = plan.cut.accumulation_steps
+    each = plan.batching.micro_batches
     ends = range(each, each * plan.updates + 1, each)
     count = 1 + sum(end // interval > (end - each) // interval for end in ends)
-    took = FILES_S + REPORT_S + count * costs.evaluation_seconds(plan.config, plan.cut.rows)
-    assert plan.other_seconds == pytest.approx(took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.cut.rows))
+    took = FILES_S + REPORT_S + count * costs.evaluation_seconds(plan.config, plan.batching.rows)
+    assert plan.other_seconds == pytest.approx(
+        took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.batching.rows)
+    )
     assert plan.seconds + plan.other_seconds == pytest.approx(600, rel=0.02)
 
 
 def test_without_an_interval_evaluations_take_little_and_0_means_none():
     free = costs_of(evaluated=10_000)
     plan = best(SIZES, free)
-    assert 1 <= free.evaluations(plan.config, plan.cut, plan.seconds) <= 10
+    assert 1 <= free.evaluations(plan.config, plan.batching, plan.seconds) <= 10
     assert plan.seconds > 0.9 * 600
     none = costs_of("--eval_interval", "0")
-    assert none.evaluations(plan.config, plan.cut, plan.seconds) == 0
+    assert none.evaluations(plan.config, plan.batching, plan.seconds) == 0
 
 
 @pytest.mark.parametrize(
@@ -75,13 +78,13 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
     planned = costs_of("--use_compile", "1")
     plan = best(SIZES, planned)
-    cold = planned.other_seconds(plan.config, plan.cut, plan.seconds)
-    planned.measure(plan.config, plan.cut, plan.updates)
-    warm = planned.other_seconds(plan.config, plan.cut, plan.seconds)
+    cold = planned.other_seconds(plan.config, plan.batching, plan.seconds)
+    planned.measure(plan.config, plan.batching, plan.updates)
+    warm = planned.other_seconds(plan.config, plan.batching, plan.seconds)
     assert cold - warm == pytest.approx(COMPILE_SECONDS - WARM_COMPILE_S)
     deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
-    assert planned.other_seconds(deeper, plan.cut, plan.seconds) == pytest.approx(warm)
-    of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)
+    assert planned.other_seconds(deeper, plan.batching, plan.seconds) == pytest.approx(warm)
+    of_other_rows = replace(plan.batching, micro_rows=2 * plan.batching.micro_rows)
     assert planned.other_seconds(plan.config, of_other_rows, plan.seconds) == pytest.approx(cold)
 
 
@@ -111,7 +114,7 @@ def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4))
     planned = costs_of(evaluated=10_000)
     estimate = planned.update_seconds(CONFIG, 2)
-    planned.measure(CONFIG, Cut(2, 1, 1), updates=100)
+    planned.measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100)
     assert planned.update_seconds(CONFIG, 2) == 4 * estimate
     assert best(SIZES, planned).updates > 0
 
@@ -122,7 +125,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
-    costs_of(machine={"ranks": ranks}).measure(CONFIG, Cut(2, 1, 1), updates=100)
+    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 

@@ -15,11 +15,10 @@ from model.fast import flex_attention
 from tests.faults.harness import rank_environments
 from tests.helpers import assert_same_weights, flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import engine, train_pretrain
+from trainer import engine, snapshot, train_pretrain
 from trainer.budget import planner
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
-from trainer.saving import checkpoint
 
 
 def test_pretraining_starts_and_ends_there(tmp_path):
@@ -103,7 +102,7 @@ def compiled(monkeypatch):
         seen.shapes.append(tuple(x.shape[:2]))
         return backend
 
-    pinned_like = checkpoint.pinned_like
+    pinned_like = snapshot.pinned_like
 
     def counted(tensor):
         copy = pinned_like(tensor)
@@ -118,7 +117,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(model_minimind, "compiled_backend", for_a_gpu)
     monkeypatch.setattr(model_minimind.MiniMindForCausalLM, "_backend", noted)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: torch.cuda.is_available()))
-    monkeypatch.setattr(checkpoint, "pinned_like", counted)
+    monkeypatch.setattr(snapshot, "pinned_like", counted)
     return seen
 
 
