@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import ROOT, flags, write_corpus
 
-FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")
+FOLDERS = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
 
 
 def recipe(name: str) -> list[tuple[str, str, str]]:
