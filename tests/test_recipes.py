@@ -156,9 +156,6 @@ WINDOW_CHECKS = """if True:
     theirs = AutoModelForCausalLM.from_config(hf_config(config)).eval()
     theirs.load_state_dict(to_hf(model.state_dict(), config), strict=False)
     torch.testing.assert_close(theirs(ids).logits, model(ids).logits)
-    wider = MiniMindForCausalLM(MiniMindConfig(generation="minimind3", **sizes)).eval()
-    wider.load_state_dict(model.state_dict())
-    assert not torch.allclose(wider(ids).logits, model(ids).logits)
 """
 
 
