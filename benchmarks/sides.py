@@ -26,7 +26,8 @@ from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.config import MiniMindConfig
+from model.hf import MiniMindForCausalLM
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
 from trainer.optim.schedules import get_lr

@@ -9,7 +9,7 @@ import torch
 
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.model_minimind import MiniMindConfig, MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -55,7 +55,7 @@ class Training:
         torch.manual_seed(0)
         self.device = device
         config = MiniMindConfig(**fields)
-        self.model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
+        self.model = MiniMindLM(config).to(device).train()
         generator = torch.Generator().manual_seed(1)
         batch, self.context = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader yields it, and on the device

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from model.config import MiniMindConfig
 from model.fast.block_attention import block_attention
+from model.fast.experts import has_grouped_kernel
 from model.fast.flex_attention import flex_attend, flex_fault
 from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.masks import Mask, additive_mask, block_mask, dense_mask
@@ -79,6 +80,8 @@ class CompiledBackend(Backend):
         self.shape = shape
         self.on_gpu = on_gpu
         self.notice = notice
+        # The compiler cannot trace a query of the driver. It calls once, and assumes the result is constant.
+        torch.compiler.assume_constant_result(has_grouped_kernel)
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
         # {function of `run`: its compiled form}. All blocks share one: they differ in their weights only. The embedding is not
         # compiled: its backward pass would add with atomic operations, in random order, and a resume would not be bitwise.

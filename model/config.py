@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from model.weight_record import with_generation
 
@@ -51,7 +51,7 @@ class Fields:
     max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
     dropout: float = declare(0.0, architecture=True)
     tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
-    # minimind3 only; minimind2 has a uniform distribution, see `MiniMindForCausalLM._init_weights`.
+    # minimind3 only; minimind2 has a uniform distribution, see `MiniMindLM._init_weights`.
     initializer_range: float = declare(0.02)
     bos_token_id: int | None = declare(1, exported=ALL_EXPORTS)
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
@@ -168,6 +168,9 @@ class MiniMindConfig(Fields, PretrainedConfig):
         return fields
 
 
+AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
+
+
 def parameter_count(config: MiniMindConfig) -> int:
     """Number of parameters, all experts included, a tied head once. No model is built."""
     width = config.hidden_size
@@ -218,11 +221,11 @@ def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not scaling:
         return fields
     is_mapping = isinstance(scaling, Mapping)
-    kind = scaling.get("type", scaling.get("rope_type", "yarn")) if is_mapping else None
-    if kind != "yarn" or scaling.get("attention_factor") not in (None, 1):
+    rope_type = scaling.get("type", scaling.get("rope_type", "yarn")) if is_mapping else None
+    if rope_type != "yarn" or scaling.get("attention_factor") not in (None, 1):
         raise ValueError(f"rope_scaling={scaling!r:.100} is not supported: only type yarn with attention_factor 1 is")
     fields.setdefault("inference_rope_scaling", True)
-    for theirs, ours in YARN_NAMES.items():
-        if theirs in scaling:
-            fields.setdefault(ours, scaling[theirs])
+    for name, field in YARN_NAMES.items():
+        if name in scaling:
+            fields.setdefault(field, scaling[name])
     return fields

@@ -14,8 +14,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from common.errors import UserError, library_errors
 from common.files import read_object
 from common.wording import one_line
 from model.config import (
@@ -26,8 +27,7 @@ from model.config import (
     MiniMindConfig,
     own_fields,
 )
-from model.model_minimind import MiniMindForCausalLM
-from model.pth_format import TABLES, StateDict, model_with
+from model.pth_format import TABLES, ModelT, StateDict, model_with
 from model.weight_record import with_generation
 
 CONFIG = "config.json"
@@ -50,10 +50,10 @@ HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
     ("minimind3", False): (Qwen3Config, "Qwen3ForCausalLM"),
     ("minimind3", True): (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
 }
-# {their model_type: (generation, use_moe)}
-KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES.items()}
+# {model_type of transformers: (generation, use_moe)}
+GENERATIONS_OF_TYPES = {config_class.model_type: form for form, (config_class, _) in HF_CLASSES.items()}
 
-# their fields that MiniMind cannot vary: they must equal hf_config's
+# fields that MiniMind cannot vary: they must equal hf_config's
 FIXED_FIELDS = (
     "hidden_act",
     "use_sliding_window",
@@ -65,7 +65,7 @@ FIXED_FIELDS = (
     "shared_expert_intermediate_size",
 )
 
-# their tensors that must be zero, since MiniMind has no such part
+# tensors that must be zero, since MiniMind has no such part
 ZERO = re.compile(
     r"model\.layers\.\d+\.(self_attn\.\w+_proj\.bias|mlp\.\w+_proj\.bias|mlp\.shared_expert_gate\.weight)"
 )
@@ -108,7 +108,7 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
                 "(original_max_position_embeddings) must be shorter"
             )
         rope["rope_type"] = "yarn"
-        rope.update({theirs: getattr(config, ours) for theirs, ours in YARN_NAMES.items()})
+        rope.update({name: getattr(config, field) for name, field in YARN_NAMES.items()})
         # MiniMind does not rescale the logits.
         rope["attention_factor"] = 1.0
     fields["rope_parameters"] = rope
@@ -119,7 +119,7 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
 
 
 def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> that of its counterpart, without a tied head.
+    """State dict of MiniMindLM -> that of its counterpart, without a tied head.
 
     Qwen2-MoE multiplies its one shared expert by sigmoid(w·x). With w = 0 that is exactly 1/2, so down_proj is doubled,
     which is exact too. Several shared experts are concatenated along their hidden units; none becomes one of zeros.
@@ -156,20 +156,22 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
 def read_config(folder: Path) -> MiniMindConfig:
     """Returns the MiniMindConfig that is equivalent to the model in `folder`.
 
-    Their own class reads its config.json, with its defaults, in the formats of transformers 4 and 5.
+    The architecture's own class reads config.json, with its defaults, in the formats of transformers 4 and 5.
     Errors: ValueError, one line, for a folder without a config, and with the field and the value that MiniMind cannot
     express.
     """
-    theirs = read_object(folder / CONFIG)
+    hf_fields = read_object(folder / CONFIG)
     try:
-        refuse_layers(theirs)
-        model_type = str(theirs.get("model_type"))
+        refuse_layers(hf_fields)
+        model_type = str(hf_fields.get("model_type"))
         if model_type == MiniMindConfig.model_type:
-            return MiniMindConfig(**own_fields(with_generation(theirs)))
-        if model_type not in KINDS:
-            raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
-        generation, use_moe = KINDS[model_type]
-        config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
+            return MiniMindConfig(**own_fields(with_generation(hf_fields)))
+        if model_type not in GENERATIONS_OF_TYPES:
+            raise ValueError(
+                f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(GENERATIONS_OF_TYPES)}"
+            )
+        generation, use_moe = GENERATIONS_OF_TYPES[model_type]
+        config = HF_CLASSES[generation, use_moe][0].from_dict(dict(hf_fields))
         fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
         rope = {
             name: value
@@ -181,13 +183,13 @@ def read_config(folder: Path) -> MiniMindConfig:
         if rope.get("rope_type") == "yarn":
             rope = YARN_BETAS | rope
             fields["inference_rope_scaling"] = True
-            fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
+            fields.update({field: rope[name] for name, field in YARN_NAMES.items() if name in rope})
         if use_moe and generation == "minimind2":
             fields["n_shared_experts"] = config.shared_expert_intermediate_size // config.moe_intermediate_size
             # minimind2 does not normalise a single weight.
             fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
-        own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
-        reference = hf_config(own)
+        minimind_config = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
+        reference = hf_config(minimind_config)
         # rope_type first: the other entries follow from it.
         names = ("rope_type", *rope, *reference.rope_parameters)
         ropes = [(f"rope_parameters: {name}", rope.get(name), reference.rope_parameters.get(name)) for name in names]
@@ -201,7 +203,7 @@ def read_config(folder: Path) -> MiniMindConfig:
     except Exception as error:
         # The exceptions vary with the version of transformers.
         raise ValueError(f"{folder / CONFIG}: {one_line(error)[:250]}") from None
-    return own
+    return minimind_config
 
 
 def layer_types(hf_config: PretrainedConfig) -> list[str]:
@@ -209,17 +211,17 @@ def layer_types(hf_config: PretrainedConfig) -> list[str]:
     return sorted(set(getattr(hf_config, "layer_types", None) or ["full_attention"]))
 
 
-def refuse_layers(theirs: Mapping[str, object]) -> None:
+def refuse_layers(hf_fields: Mapping[str, object]) -> None:
     """Raises ValueError for a config.json with more layers than any model has: building them would take hours."""
-    for name, value in theirs.items():
+    for name, value in hf_fields.items():
         if isinstance(value, Mapping):
             refuse_layers(value)
         elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MAX_LAYERS:
             raise ValueError(f"{name[:60]} is more than {MAX_LAYERS:,}, which no model has")
 
 
-def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
-    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode: the inverse of to_hf.
+def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
+    """The weights in `folder` -> model_class in fp32 and eval mode: the inverse of to_hf.
 
     config: of read_config.
     Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code. One shared
@@ -232,16 +234,16 @@ def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
     shards = [] if whole.exists() else sorted(folder.glob(SHARDS))
     if any(not path.stem.endswith(f"-of-{len(shards):05}") for path in shards):
         raise ValueError(f"{folder}: a shard {SHARDS} is missing, or there are those of several models")
-    theirs: StateDict = {}
+    hf_state: StateDict = {}
     for path in shards or [whole]:
         try:
-            theirs.update(load_file(path))
+            hf_state.update(load_file(path))
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"{path}: not a readable .safetensors, the only kind that is read, or not all of it ({error})"
             ) from None
-    own: StateDict = {}
-    for name, tensor in theirs.items():
+    state: StateDict = {}
+    for name, tensor in hf_state.items():
         shared = SHARED_EXPERT.fullmatch(name)
         if TABLES.search(name):
             continue
@@ -252,10 +254,60 @@ def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
                 raise ValueError(f"{folder}: {name} is not zero: MiniMind has no such part")
         elif shared and config.generation == "minimind2":
             mlp, matrix = shared.groups()
-            # to_hf doubles down_proj, since their gate is 1/2.
+            # to_hf doubles down_proj, since the gate is 1/2.
             axis, scale = (1, 0.5) if matrix.startswith("down") else (0, 1.0)
             for s, part in enumerate(tensor.float().chunk(config.n_shared_experts, dim=axis)):
-                own[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale
+                state[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale
         else:
-            own[name] = tensor
-    return model_with(MiniMindForCausalLM, config, own, folder)
+            state[name] = tensor
+    return model_with(model_class, config, state, folder)
+
+
+# ------------------------------------------------------------------- a folder of any architecture, in its own class
+
+
+def load_config(what: str, folder: Path) -> Any:
+    """Returns the config of a save_pretrained folder, of any architecture. what: its name in errors. Errors: UserError."""
+    with library_errors(f"{what}: no config can be loaded from there"):
+        refuse_layers(read_object(folder / CONFIG))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # transformers would download an attention kernel from the hub and run it, despite trust_remote_code=False.
+    implementation = str(getattr(config, "_attn_implementation", None) or "")
+    if "/" in implementation:
+        raise UserError(f"{what}: its config asks for the attention of {implementation}, a program that is not fetched")
+    return config
+
+
+def load_network(
+    what: str, folder: Path, auto_class: Any, config: Any, **options: Any
+) -> tuple[Any, dict[str, list[str]]]:
+    """Returns (network in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
+
+    Missing weights and those of another shape are random; names of the latter include both shapes. auto_class: of
+    transformers. config: of load_config, perhaps changed. Errors: UserError.
+    """
+    with library_errors(f"{what}: no model can be loaded from there"):
+        # transformers makes random weights where the files have none: a config of a kilobyte must not fill the memory. Quantised
+        # weights have half a byte each.
+        with torch.device("meta"):
+            parameters = sum(
+                weight.numel() for weight in auto_class.from_config(config, trust_remote_code=False).parameters()
+            )
+        n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+        if parameters > 2 * n_bytes:
+            raise ValueError(f"its config asks for {parameters:,} parameters, the weight files have {n_bytes:,} bytes")
+        network, faults = auto_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    shapes = "{} is {} in the file, {} in the config"
+    faults["mismatched_keys"] = [
+        shapes.format(key, list(in_file), list(expected)) for key, in_file, expected in faults["mismatched_keys"]
+    ]
+    return network, {fault: sorted(keys) for fault, keys in faults.items()}

@@ -16,7 +16,7 @@ Layout of the residual stream [H], with n coordinates for each of two tokens:
 import torch
 
 from model.config import MiniMindConfig
-from model.model_minimind import MiniMindForCausalLM, plain_frequencies
+from model.model_minimind import MiniMindLM, plain_frequencies
 
 # The constant in the embeddings; their other coordinates grow to a norm of about 7
 CONSTANT = 4.0
@@ -34,7 +34,7 @@ COPY = 0.5
 
 
 @torch.no_grad()
-def init_induction(model: MiniMindForCausalLM) -> None:
+def init_induction(model: MiniMindLM) -> None:
     """Set query head 0 of the first two layers, the key/value head that it shares with others, and one coordinate of the
     embeddings, in new weights with o_proj = 0.
     """

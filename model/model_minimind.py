@@ -1,12 +1,12 @@
 """MiniMind: one decoder for both public generations, checkpoint-compatible.
 
-    model = MiniMindForCausalLM(MiniMindConfig())                                  # minimind2, 25.8 M parameters
-    model = MiniMindForCausalLM(MiniMindConfig(generation="minimind3", use_moe=True))
-    model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")
+    model = MiniMindLM(MiniMindConfig())                                           # minimind2, 25.8 M parameters
+    model = MiniMindLM(MiniMindConfig(generation="minimind3", use_moe=True))
+    model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")                   # with Hugging Face's interface
 
 Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
-kinds of MLP are in model/products.py and model/moe.py. The plain model is here; model/fast computes the same faster in
-training. A forward pass uses one of them as its backend, see model/backend.py.
+kinds of MLP are in model/products.py and model/moe.py, the masks in model/masks.py. The plain model is here; model/fast
+computes the same faster in training. A forward pass uses one of them as its backend, see model/backend.py.
 
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, V vocabulary, D head dimension,
 N query heads, G key/value heads.
@@ -14,28 +14,24 @@ N query heads, G key/value heads.
 
 import math
 import os
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers import initialization as init
-from transformers.masking_utils import find_packed_sequence_indices
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import can_return_tuple
+from torch.utils.checkpoint import checkpoint
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, compiled_backend
 from model.config import MiniMindConfig
-from model.loss import IGNORE
-from model.masks import Mask, cached_mask, dense_mask, first_keys
+from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
 from model.products import FeedForward, projections
 from model.pth_format import load_pth
 
-__all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindModel", "MiniMindOutput"]
+if TYPE_CHECKING:
+    from transformers import Cache
 
 
 class RMSNorm(nn.Module):
@@ -123,7 +119,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(D, config)
             self.k_norm = RMSNorm(D, config)
 
-    def forward(self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None) -> torch.Tensor:
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
         # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
@@ -145,8 +141,12 @@ class Attention(nn.Module):
         return y
 
 
-class Block(GradientCheckpointingLayer):
+class Block(nn.Module):
     """Pre-norm transformer block. Under autocast the products are half precision; the residual stream stays fp32."""
+
+    # Names by which transformers switches it, see `checkpoint_activations`
+    gradient_checkpointing = False
+    _gradient_checkpointing_func: Callable[..., Any]
 
     def __init__(self, config: MiniMindConfig, layer_index: int) -> None:
         super().__init__()
@@ -161,13 +161,16 @@ class Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
+        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`compute`, or its compiled form if the backend has one."""
+        if self.gradient_checkpointing and self.training:
+            # Without the cache: the second pass would add its keys once more.
+            return self._gradient_checkpointing_func(layout.backend.run, Block.compute, self, x, layout)
         return layout.backend.run(Block.compute, self, x, layout, past_key_values)
 
     def compute(
-        self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
+        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None for a dense block)"""
         # x + y, never x += y: in place, the first addition would make the stream half precision under autocast.
@@ -188,7 +191,8 @@ class MiniMindModel(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.layers = cast(Sequence[Block], layers)
         self.norm = RMSNorm(config.hidden_size, config)
 
     def forward(
@@ -197,7 +201,7 @@ class MiniMindModel(nn.Module):
         position_ids: torch.Tensor,
         mask: Mask = None,
         segments: tuple[torch.Tensor | None, int] = (None, 0),
-        past_key_values: Cache | None = None,
+        past_key_values: "Cache | None" = None,
         backend: Backend = PLAIN_BACKEND,
         output_hidden_states: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -221,37 +225,20 @@ class MiniMindModel(nn.Module):
         return backend.run(self.norm, x, is_cheap=True), aux_loss, inputs
 
 
-@dataclass
-class MiniMindOutput(CausalLMOutputWithPast):
-    """`loss` is the mean cross-entropy alone; to train, add `aux_loss` (0-d; zero for a dense model and in eval mode)."""
+class MiniMindLM(nn.Module):
+    """The language model: head tied to the embedding, and its losses in training. model/hf.py gives it Hugging Face's interface."""
 
-    aux_loss: torch.FloatTensor | None = None
-    last_hidden_state: torch.FloatTensor | None = None
-
-
-# name of the cache in an output, which transformers 5.24 renamed
-CACHE_NAME = "cache" if "cache" in MiniMindOutput.__dataclass_fields__ else "past_key_values"
-
-
-class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
-    """The language model: head tied to the embedding, Hugging Face interface, `training_losses` for the trainers."""
-
-    config: MiniMindConfig
-    config_class = MiniMindConfig
-    supports_gradient_checkpointing = True
-    # transformers.Trainer then passes num_items_in_batch, so that its accumulation is exact.
-    accepts_loss_kwargs = True
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _no_split_modules = ["Block"]
-    _supports_sdpa = True
+    # set by `compile_training`
+    compiled_backend: CompiledBackend | None = None
 
     def __init__(self, config: MiniMindConfig) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.config = config
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # set by `compile_training`
-        self.compiled_backend: CompiledBackend | None = None
-        self.post_init()
+        self.apply(self._init_weights)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -259,16 +246,16 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             if self.config.generation == "minimind2":
                 bound = module.weight.shape[1] ** -0.5
-                init.uniform_(module.weight, -bound, bound)
+                nn.init.uniform_(module.weight, -bound, bound)
             else:
-                init.normal_(module.weight, 0.0, self.config.initializer_range)
+                nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
         elif isinstance(module, RMSNorm):
-            init.ones_(module.weight)
+            nn.init.ones_(module.weight)
         elif isinstance(module, MoEFeedForward):
-            init.zeros_(module.slots)
+            nn.init.zeros_(module.slots)
 
     @classmethod
-    def from_pth(cls, path: str | os.PathLike[str], **overrides: Any) -> "MiniMindForCausalLM":
+    def from_pth(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
         """Loads a flat state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
@@ -276,8 +263,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         for weights that do not fit, and for fields that remain unknown.
         """
         return load_pth(cls, path, overrides)
-
-    # ------------------------------------------------------------------------------------------------- training
 
     def training_losses(
         self,
@@ -321,6 +306,12 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         is_training = self.training and torch.is_grad_enabled()
         return compiled if compiled is not None and is_training and compiled.shape == x.shape[:2] else PLAIN_BACKEND
 
+    def checkpoint_activations(self) -> None:
+        """Compute each block a second time in the backward pass, instead of keeping what it computed."""
+        for layer in self.model.layers:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
     def expert_slots(self) -> torch.Tensor:
         """Returns [layers, experts]: tokens routed to each expert in the last `training_losses`.
 
@@ -348,92 +339,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         segments = torch.where(document_ids < 0, -1, row_starts + document_ids)
         return segments.reshape(-1), B * T
 
-    # ---------------------------------------------------------------------- the interface of Hugging Face's models
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool = False,
-        logits_to_keep: int | torch.Tensor = 0,
-        labels: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        tokenizer: object = None,
-        cache: Cache | None = None,
-    ) -> MiniMindOutput:
-        """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
-
-        attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
-        logits_to_keep: an int (that many last positions, 0: all) or an index tensor.
-        labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
-        position_ids that restart, without mask and cache, begin another document.
-        tokenizer: not used; `generate(stop_strings=...)` passes it on. cache: past_key_values, by its name from transformers 5.24 on.
-        Errors: ValueError for output_attentions.
-        """
-        if output_attentions:
-            raise ValueError("output_attentions: attention weights are not computed")
-        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        assert labels is None or keeps_all, "labels need the logits of all positions: leave logits_to_keep out"
-        assert (input_ids is None) != (inputs_embeds is None), "pass exactly one of input_ids and inputs_embeds"
-        x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        B, T, _ = x.shape
-        if past_key_values is None:
-            past_key_values = cache
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        # positions in the cache; a tensor for a StaticCache
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        positions = torch.arange(T, device=x.device) + past
-        documents = None
-        if position_ids is None:
-            position_ids = positions.unsqueeze(0)
-        elif attention_mask is None and past_key_values is None:
-            # [B or 1, T]: the document of each position in packed rows, as transformers' own models read them; None: not packed
-            documents = find_packed_sequence_indices(position_ids)
-        if documents is None:
-            self._check_length(T + past if isinstance(past, int) else T)
-        padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
-        mask = attention_mask
-        if documents is not None:
-            mask = dense_mask(first_keys(self.config, positions, documents))
-        elif mask is None or padding is not None:
-            mask = cached_mask(self.config, positions, past_key_values, padding)
-        segments: tuple[torch.Tensor | None, int] = (None, 0)
-        if self.training:
-            if documents is None:
-                # One document per row, 0; padding is -1.
-                documents = (x.new_ones(B, T) if padding is None else padding[:, -T:]).long() - 1
-            segments = self.segments(documents.expand(B, T))
-
-        if output_hidden_states is None:
-            output_hidden_states = bool(self.config.output_hidden_states)
-        hidden, aux_loss, inputs = self.model(
-            x, position_ids, mask, segments, past_key_values, output_hidden_states=output_hidden_states
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept])
-        loss = None
-        if labels is not None:
-            if num_items_in_batch is None:
-                # transformers' own mean is NaN if no label counts.
-                num_items_in_batch = (labels[:, 1:] != IGNORE).sum().clamp(min=1)
-            loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
-        named_cache: dict[str, Any] = {CACHE_NAME: past_key_values}
-        return MiniMindOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=(*inputs, hidden) if output_hidden_states else None,
-            aux_loss=aux_loss,
-            last_hidden_state=hidden,
-            **named_cache,
-        )
-
     def _check_length(self, length: int) -> None:
         """Raises ValueError for more positions than the config allows."""
         if length > self.config.max_position_embeddings:
@@ -443,7 +348,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             )
 
 
-AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
-AutoModelForCausalLM.register(MiniMindConfig, MiniMindForCausalLM)
-# By this table the Trainer of transformers shifts the labels for its label smoothing.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MiniMindConfig.model_type] = MiniMindForCausalLM.__name__
+def __getattr__(name: str) -> Any:
+    """MiniMindForCausalLM and MiniMindOutput, at the first use: importing what they are built on takes longer than torch."""
+    if name in ("MiniMindForCausalLM", "MiniMindOutput"):
+        return getattr(import_module("model.hf"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,7 @@ class MoEFeedForward(nn.Module):
         sizes = (config.hidden_size, config.moe_intermediate_size, config.dropout)
         self.experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.num_experts))
         self.shared_experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.n_shared_experts))
-        # times that the router chose each expert, see `MiniMindForCausalLM.expert_slots`.
+        # times that the router chose each expert, see `MiniMindLM.expert_slots`.
         self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)
 
     def forward(

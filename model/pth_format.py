@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from common.files import check_regular_file, file_digest
 from common.wording import one_line
 from model.config import DECLARATIONS, MiniMindConfig, own_fields, public_spellings
 from model.weight_record import DIGEST_FIELD, read_record
 
-# MiniMindForCausalLM, which imports this module
-ModelT = TypeVar("ModelT", bound=PreTrainedModel)
+# MiniMindLM, which imports this module, or MiniMindForCausalLM
+ModelT = TypeVar("ModelT", bound=nn.Module)
 StateDict = dict[str, torch.Tensor]
 HEAD = "lm_head.weight"
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -38,7 +38,7 @@ PICKLE_MAGIC = b"\x80"
 
 
 def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides: Mapping[str, Any]) -> ModelT:
-    """path of a state dict -> model_class in fp32 and eval mode. See `MiniMindForCausalLM.from_pth`."""
+    """path of a state dict -> model_class in fp32 and eval mode. See `MiniMindLM.from_pth`."""
     path = Path(path)
     overrides = public_spellings(overrides)
     if unknown := sorted(overrides.keys() - DECLARATIONS.keys()):
@@ -110,7 +110,7 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
     digests: the allowed SHA-256 digests of the file; None: unknown.
     Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or has another digest.
     """
-    check_kind(path)
+    check_file_type(path)
     if digests is not None and not (isinstance(digests, list) and file_digest(path) in digests):
         raise ValueError(
             f"{path}: damaged or changed: its SHA-256 is not the one in the .json beside it; copy both files again, or "
@@ -140,7 +140,7 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
     return weights
 
 
-def check_kind(path: Path) -> None:
+def check_file_type(path: Path) -> None:
     """Raises ValueError for a file that torch.save did not write, or that is larger when unpacked."""
     check_regular_file(path)
     with open(path, "rb") as file:
@@ -179,8 +179,8 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
 
     def count(name: str) -> int:
         """Number of numbered modules with this prefix."""
-        found = [re.match(re.escape(name) + r"(\d+)\.", key) for key in state]
-        return len({match[1] for match in found if match})
+        matches = [re.match(re.escape(name) + r"(\d+)\.", key) for key in state]
+        return len({match[1] for match in matches if match})
 
     vocab_size, hidden_size = size(EMBEDDINGS), size(EMBEDDINGS, axis=1)
     has_qk_norm = ATTENTION + "q_norm.weight" in state

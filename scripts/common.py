@@ -27,9 +27,8 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
-from model.hf_format import load_folder, read_config
-from model.model_minimind import MiniMindForCausalLM
-from model.networks import load_config, load_network
+from model.hf import MiniMindForCausalLM
+from model.hf_format import load_config, load_folder, load_network, read_config
 from model.weight_record import (
     ROW_LENGTH_FIELD,
     SPECIAL_TOKENS_FIELD,
@@ -138,7 +137,7 @@ def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
     """The MiniMind equivalent to `model`, which was loaded from `folder`. Errors: ValueError if there is none."""
     if isinstance(model, MiniMindForCausalLM):
         return model
-    return load_folder(folder, read_config(folder))
+    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:

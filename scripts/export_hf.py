@@ -29,8 +29,8 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.saving import save_tokenizer
 from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_size, has_tokenizer, vocabulary_digest
+from model.hf import MiniMindForCausalLM
 from model.hf_format import StateDict, hf_config, to_hf
-from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
 from scripts.common import (

@@ -90,7 +90,7 @@ def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
 
 
 def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> tensors with llama.cpp's names, in fp32.
+    """State dict of MiniMindLM -> tensors with llama.cpp's names, in fp32.
 
     As in `to_hf`, several shared experts become one wide one, and a missing one becomes zeros. The routed experts of a
     layer become one tensor, [experts, out, in].

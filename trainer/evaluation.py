@@ -20,7 +20,7 @@ from common.errors import UserError, user_errors, utf8
 from dataset.corpus import ValidationBatches
 from dataset.loader import to_device
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import rng_state, set_rng_state
@@ -96,7 +96,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
     Figures: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes if these are known.
     """
-    model = cast(MiniMindForCausalLM, engine.model)
+    model = cast(MiniMindLM, engine.model)
 
     def figures_of(number: int) -> tuple[float, int]:
         batch = to_device(batches[number], engine.device)

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from model.model_minimind import Block
 from trainer.machine.ranks import Ranks, compare_with_main
 from trainer.settings import FULL
 
@@ -110,6 +110,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
     # whole weights, while the model still has them
     weights = model.state_dict() if ranks.is_main else {}
@@ -117,7 +118,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     # Units, each gathered as one: every layer, and the model for the parameters outside the layers.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [module for module in model.modules() if isinstance(module, (Block, GradientCheckpointingLayer))]
     for module in (*layers, model):
         unit = fully_shard(module, mesh=mesh)
         assert isinstance(unit, FSDPModule)

@@ -22,6 +22,7 @@ From here to the weights:
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):
     # Run by path: nothing in trainer/ may shadow a dependency.
@@ -36,12 +37,9 @@ if __name__ == "__main__":
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
     PretrainSettings.parse()
 
-from transformers import PreTrainedTokenizerBase
-
 from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
-from model.model_minimind import MiniMindForCausalLM
 from trainer.command import run_command
 from trainer.loop import train_epoch
 from trainer.machine.command_line import run_cli
@@ -51,6 +49,11 @@ from trainer.optim.schedules import get_lr
 from trainer.pretrain import initial_model
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from model.hf import MiniMindForCausalLM
 
 # names that other people's code imports
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -71,11 +74,13 @@ def init_model(
     tokenizer_path: str = DEFAULT_TOKENIZER,
     save_dir: str | Path = ROOT / "out",
     device: str | None = None,
-) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]:
+) -> "tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]":
     """Returns (model in train mode, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
     model. device: None: the best available. Errors: UserError."""
+    from model.hf import MiniMindForCausalLM
+
     tokenizer = load_tokenizer(tokenizer_path)
-    model = initial_model.init_model(lm_config, from_weight, save_dir, "default")
+    model = initial_model.init_model(MiniMindForCausalLM, lm_config, from_weight, save_dir, "default")
     return model.train().to(pick_device(device)), tokenizer
 
 

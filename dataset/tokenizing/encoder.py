@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from common.errors import UserError, library_errors
 from common.wording import announce
 from dataset.arrays import Ints
-from dataset.reading.documents import SAMPLE
+from dataset.reading.settings import SAMPLE
 from dataset.tokenizing.byte_level_bpe import KNOWN_PATTERNS, WORD_PATTERNS
 from dataset.tokenizing.tokenizer_files import (
     check_files,

@@ -30,7 +30,7 @@ from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import Task
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import return_segments
-from model.networks import load_config, load_network
+from model.hf_format import load_config, load_network
 from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows

@@ -26,7 +26,7 @@ FEW_TOKENS = 16
 ALIGNMENT = 64
 
 # log2 of 16 rows, the smallest block that a GPU multiplies at once
-FEWEST_BLOCK_BITS = 4
+MIN_BLOCK_BITS = 4
 
 # estimated time to copy an expert's weights, in rows of its products
 COPY_ROWS = 64
@@ -66,8 +66,6 @@ def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
     return device.type in ("cpu", "meta") or (device.type == "cuda" and has_grouped_kernel(device.index or 0))
 
 
-# The compiler cannot trace a query of the driver. It calls once, and assumes the result is constant.
-@torch.compiler.assume_constant_result
 def has_grouped_kernel(device_index: int) -> bool:
     """Returns whether a GPU computes grouped_mm in one kernel: H100, H200, B200 and the like.
 
@@ -100,12 +98,12 @@ def grouped_experts(
     # grouped_mm does not follow autocast.
     dtype = compute_dtype(tokens)
     alignment = ALIGNMENT if tokens.device.type == "cpu" else 1
-    place, slot, ends = dispatch_plan(chosen, len(experts), alignment)
+    row_of_slot, slot_of_row, ends = dispatch(chosen, len(experts), alignment)
     gate_up, down = stacked_weights(experts, dtype)
-    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    rows = _Dispatch.apply(tokens.to(dtype), row_of_slot, slot_of_row)  # [M, H]
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
     routed = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
-    return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
+    return _Combine.apply(experts[0].dropout(routed), weights, row_of_slot, slot_of_row).type_as(tokens)
 
 
 def stacked_weights(experts: Sequence[FeedForward], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,13 +113,11 @@ def stacked_weights(experts: Sequence[FeedForward], dtype: torch.dtype) -> tuple
     return gate_up, down
 
 
-def dispatch_plan(
-    chosen: torch.Tensor, num_experts: int, alignment: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def dispatch(chosen: torch.Tensor, num_experts: int, alignment: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """chosen [N, K] -> the row of each slot among M rows sorted by expert, and the inverse.
 
-    Each expert has a multiple of `alignment` rows, and M does not depend on the routing. Returns place [N, K] (the row
-    of each slot), slot [M] (the slot n * K + k of each row, N * K for a padding row) and ends [E] int32.
+    Each expert has a multiple of `alignment` rows, and M does not depend on the routing. Returns row_of_slot [N, K] and
+    slot_of_row [M] (n * K + k of each row, N * K for a padding row) and ends [E] int32.
     """
     expert_of_slot = chosen.reshape(-1)
     device = chosen.device
@@ -136,14 +132,14 @@ def dispatch_plan(
     sizes = _rounded_up(rank[:, -1], alignment)
     ends = sizes.cumsum(dim=0)
     starts = ends - sizes
-    place = (is_of_expert * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
+    row_of_slot = (is_of_expert * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
 
     # The worst case: alignment - 1 padding rows for every expert. So M does not depend on the routing.
     M = _rounded_up(n + num_experts * (alignment - 1), alignment)
-    slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
+    slot_of_row = torch.full((M,), n, device=device).scatter(0, row_of_slot, torch.arange(n, device=device))
     # The last expert takes the remaining rows; they belong to no slot, and their results are not read.
     ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))
-    return place.view(chosen.shape), slot, ends.to(torch.int32)
+    return row_of_slot.view(chosen.shape), slot_of_row, ends.to(torch.int32)
 
 
 def blocked_experts(
@@ -153,18 +149,18 @@ def blocked_experts(
     # The functions below do not follow autocast.
     dtype = compute_dtype(tokens)
     size = block_rows(chosen.numel(), len(experts))
-    place, slot, ends = dispatch_plan(chosen, len(experts), size)
+    row_of_slot, slot_of_row, ends = dispatch(chosen, len(experts), size)
     gate_up, down = stacked_weights(experts, dtype)
-    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    rows = _Dispatch.apply(tokens.to(dtype), row_of_slot, slot_of_row)  # [M, H]
     # Zeros in the padding rows. In float16 an expert could turn a token that is not its own into infinity, and 0 times
     # infinity is NaN in the weights' gradients.
-    rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
+    rows = rows.masked_fill((slot_of_row == chosen.numel()).unsqueeze(1), 0.0)
     blocks = rows.unflatten(0, (-1, size))  # [blocks, size, H]
     first_row = torch.arange(0, len(rows), size, device=rows.device)
     expert_of_block = (first_row >= ends.unsqueeze(1)).sum(dim=0)  # [blocks]
     gate, up = _BlockProduct.apply(blocks, gate_up, expert_of_block).chunk(2, dim=-1)
     routed = _BlockProduct.apply(F.silu(gate) * up, down, expert_of_block).flatten(0, 1)
-    return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
+    return _Combine.apply(experts[0].dropout(routed), weights, row_of_slot, slot_of_row).type_as(tokens)
 
 
 def block_rows(n_slots: int, num_experts: int) -> int:
@@ -175,7 +171,7 @@ def block_rows(n_slots: int, num_experts: int) -> int:
     4 experts have 68 blocks of 512 rows: 6 % of the rows are padding, and the copies take an eighth of the time of the
     products. 64 experts have 25 % more rows. Not measured on such a GPU.
     """
-    return 1 << max(FEWEST_BLOCK_BITS, ((COPY_ROWS * n_slots // num_experts).bit_length() - 1) // 2)
+    return 1 << max(MIN_BLOCK_BITS, ((COPY_ROWS * n_slots // num_experts).bit_length() - 1) // 2)
 
 
 class _BlockProduct(torch.autograd.Function):
@@ -222,16 +218,16 @@ class _Dispatch(torch.autograd.Function):
     """tokens [N, H] -> rows [M, H]. Both directions are gathers: a scatter-add would be slower and its order random."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(place)
-        K = place.shape[1]
+    def forward(ctx: Any, tokens: torch.Tensor, row_of_slot: torch.Tensor, slot_of_row: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(row_of_slot)
+        K = row_of_slot.shape[1]
         # A padding row copies the last token.
-        return tokens[(slot // K).clamp(max=len(tokens) - 1)]
+        return tokens[(slot_of_row // K).clamp(max=len(tokens) - 1)]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (place,) = ctx.saved_tensors
-        return _token_gradients(grad, place), None, None
+        (row_of_slot,) = ctx.saved_tensors
+        return _token_gradients(grad, row_of_slot), None, None
 
 
 # A custom operator, for correct gradients on a GPU. The compiler would fuse this gather into the kernel of the norm's
@@ -239,14 +235,14 @@ class _Dispatch(torch.autograd.Function):
 # and reads them in the second, without a barrier (https://github.com/pytorch/pytorch/pull/190519). Some threads then
 # read stale values, and the gradients are wrong, differently each time.
 @torch.library.custom_op("minimind::token_gradients", mutates_args=())
-def _token_gradients(grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """grad [M, H] of the rows, place [N, K] -> the sum over each token's rows, [N, H]."""
-    return grad[place].sum(dim=1, dtype=torch.float32).to(grad.dtype)
+def _token_gradients(grad: torch.Tensor, row_of_slot: torch.Tensor) -> torch.Tensor:
+    """grad [M, H] of the rows, row_of_slot [N, K] -> the sum over each token's rows, [N, H]."""
+    return grad[row_of_slot].sum(dim=1, dtype=torch.float32).to(grad.dtype)
 
 
 @_token_gradients.register_fake
-def _(grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    return grad.new_empty(len(place), grad.shape[1])
+def _(grad: torch.Tensor, row_of_slot: torch.Tensor) -> torch.Tensor:
+    return grad.new_empty(len(row_of_slot), grad.shape[1])
 
 
 class _Combine(torch.autograd.Function):
@@ -254,17 +250,17 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, routed: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, slot: torch.Tensor
+        ctx: Any, routed: torch.Tensor, weights: torch.Tensor, row_of_slot: torch.Tensor, slot_of_row: torch.Tensor
     ) -> torch.Tensor:
-        ctx.save_for_backward(routed, weights, place, slot)
-        return (routed[place].float() * weights.unsqueeze(-1)).sum(dim=1)
+        ctx.save_for_backward(routed, weights, row_of_slot, slot_of_row)
+        return (routed[row_of_slot].float() * weights.unsqueeze(-1)).sum(dim=1)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        routed, weights, place, slot = ctx.saved_tensors
-        N, K = place.shape
+        routed, weights, row_of_slot, slot_of_row = ctx.saved_tensors
+        N, K = row_of_slot.shape
         # Padding rows have the slot N * K: their weight is the 0 at the end.
-        row_weights = torch.cat((weights.reshape(-1), weights.new_zeros(1)))[slot]
-        d_routed = grad[(slot // K).clamp(max=N - 1)] * row_weights.unsqueeze(1)
-        d_weights = (routed[place].float() * grad.unsqueeze(1)).sum(dim=-1)
+        row_weights = torch.cat((weights.reshape(-1), weights.new_zeros(1)))[slot_of_row]
+        d_routed = grad[(slot_of_row // K).clamp(max=N - 1)] * row_weights.unsqueeze(1)
+        d_weights = (routed[row_of_slot].float() * grad.unsqueeze(1)).sum(dim=-1)
         return d_routed.to(routed.dtype), d_weights, None, None

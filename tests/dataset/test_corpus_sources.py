@@ -13,17 +13,8 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, write_texts
 
 
-def write_files(folder, count):
-    paths = []
-    for i in range(count):
-        path = folder / f"part{i:03}.jsonl"
-        path.write_text(json.dumps({"text": f"document {i}"}) + "\n")
-        paths.append(str(path))
-    return paths
-
-
 def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line(tmp_path, encoder, capsys):
-    paths = write_files(tmp_path, 30)
+    paths = [write_texts(tmp_path / f"part{i:03}.jsonl", [f"document {i}"]) for i in range(30)]
     corpus = Corpus(paths, encoder, max_seq_len=16, seed=0)
     lines = capsys.readouterr().out.splitlines()
     assert len([path for path in (tmp_path / ".token_store").iterdir() if path.is_dir()]) == 1
@@ -34,7 +25,7 @@ def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line
 
 def test_a_run_can_note_what_each_source_gives(tmp_path, encoder):
     """Reference: the lengths of the documents that the epoch's plan has, counted one by one."""
-    first, second = write_files(tmp_path, 2)
+    first, second = (write_texts(tmp_path / f"{i}.jsonl", [f"document {i}"]) for i in range(2))
     alone = Corpus([first, second], encoder, max_seq_len=16, seed=0, progress=False)
     (source,) = alone.sources_of_epoch(0)
     of_all = [int(n) - 1 for n in np.diff(alone.store.offsets[:])]
@@ -75,15 +66,6 @@ def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp
         with pytest.raises(DataError, match="in the training data too.*--allow_val_overlap"):
             Corpus([path], encoder, **options)
         assert Corpus([path], encoder, allow_val_overlap=True, **options).notices
-
-
-def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
-    path = write_texts(tmp_path / "a.jsonl", ["one text", "another text"])
-    for paths in ([path, path], [f"{path}:0.5", f"{path}:0.5"], [path, str(tmp_path)]):
-        corpus = Corpus(paths, encoder, max_seq_len=16, seed=0, progress=False)
-        assert corpus.notices == [
-            f"warning: --data_path names {path} 2 times: without --deduplicate its documents are repeated that often in an epoch"
-        ]
 
 
 def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):

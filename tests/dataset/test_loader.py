@@ -65,7 +65,6 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
         assert batch.position_ids[r].tolist() == [i if k else 0 for i, k in enumerate(kept)]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
 @pytest.mark.parametrize(
     "world, workers, batch, pack", [(1, 0, 3, True), (2, 0, 3, False), (2, 2, 3, True), (3, 1, 5, True)]
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindForCausalLM, MiniMindLM
 from tests.helpers import tiny_model
 
 KINDS = {
@@ -116,6 +116,16 @@ def test_logits_to_keep_and_inputs_embeds():
         model()
     with pytest.raises(AssertionError, match="labels need the logits of all positions"):
         model(ids, labels=ids, logits_to_keep=torch.arange(6, -1, -1))
+
+
+@every_kind
+def test_the_class_without_this_interface_starts_with_the_same_bits(kind):
+    model = tiny_model(seed=3, **KINDS[kind])
+    drawn = torch.get_rng_state()
+    torch.manual_seed(3)
+    plain = MiniMindLM(model.config).state_dict()
+    assert torch.equal(torch.get_rng_state(), drawn) and list(plain) == list(model.state_dict())
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in model.state_dict().items())
 
 
 @every_kind

@@ -17,7 +17,7 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def load(folder):
-    return load_folder(folder, read_config(folder))
+    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
 
 
 def logits(model):
@@ -52,7 +52,7 @@ def test_a_folder_of_save_pretrained(tmp_path):
     own.save_pretrained(tmp_path)
     assert difference(load(tmp_path), own) == 0
     torch.save(own.state_dict(), tmp_path / "pretrain_32.pth")
-    assert difference(init_model(config, "pretrain", tmp_path, "default"), own) == 0
+    assert difference(init_model(MiniMindForCausalLM, config, "pretrain", tmp_path, "default"), own) == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": None}])

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
 from trainer.pretrain.initial_model import init_model
 from trainer.pretrain.settings import PretrainSettings
 
@@ -19,7 +20,7 @@ def test_a_text_said_twice_is_expected_the_second_time(shape):
     gained = {}
     for scheme in ("zero_out", "induction"):
         torch.manual_seed(1)
-        model = init_model(config, "none", "out", scheme).eval()
+        model = init_model(MiniMindForCausalLM, config, "none", "out", scheme).eval()
         with torch.no_grad():
             # as large as embeddings are after a few updates
             model.lm_head.weight[:, :-1] *= 5

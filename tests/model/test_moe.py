@@ -127,7 +127,7 @@ def test_the_rows_that_fill_up_blocks_are_few(slots, experts, most_rows, most_bl
     """As many as the worst routing needs: how many rows there are does not depend on it."""
     size = ways.block_rows(slots, experts)
     chosen = torch.randint(experts, (slots // 2, 2), generator=torch.Generator().manual_seed(0))
-    place, slot, ends = ways.dispatch_plan(chosen, experts, size)
+    place, slot, ends = ways.dispatch(chosen, experts, size)
     assert size >= 16 and len(slot) / chosen.numel() <= most_rows and len(slot) / size <= most_blocks
     assert torch.equal(slot[place.flatten()], torch.arange(slots))
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.networks import load_config
+from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel

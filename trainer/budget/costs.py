@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from common.processes import seconds_since_start
 from common.wording import announce
 from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
 from dataset.loader import to_device
@@ -19,15 +20,16 @@ from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import MiniMindConfig, parameter_count
 from model.induction import supports_induction
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
+from trainer.budget.compile_times import CompileTimes
 from trainer.budget.difficulty import difficulty_of
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
-from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE, compile_blocks, failure_to_compile
+from trainer.machine.compiling import PRODUCT_RATE, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
@@ -50,10 +52,8 @@ CPU_SCORES = 0.9
 GPU_UTILISATION = 0.35
 # Muon's products are smaller.
 MUON_UTILISATION = 0.7
-# Seconds of compiling with a warm cache; COMPILE_SECONDS with a cold one
-WARM_COMPILE_S = 6.0
-# Minimum time of a compiled run, as a multiple of COMPILE_SECONDS: compiling may take longer beside other programs.
-WORTH_COMPILING = 3.5
+# Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
+MIN_COMPILED_GAIN = 1.35
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MAX_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
@@ -173,11 +173,8 @@ class RunCosts:
     dtype: torch.dtype
     product_rate: float
     available_memory: float | None = None
-    # {(width, layers): measured / estimated seconds of an update}
-    corrections: dict[tuple[int, int], float] = field(default_factory=dict)
-    # {width: batching of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
-    # layers.
-    measured_batchings: dict[int, Batching] = field(default_factory=dict)
+    # {width: measured / estimated seconds of an update}: seconds per FLOP depend on the width more than on the depth
+    corrections: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # names of the settings that a plan leaves as they are
@@ -188,11 +185,18 @@ class RunCosts:
         self.optimizer = self.settings.optimizer if "optimizer" in self.fixed else "muon"
         self.n_prompts = len(read_prompts(self.settings.sample_prompts))
         self.max_passes = laws.max_passes(self.settings.from_weight)
-        # a budget of time, and what is left of it after planning
+        # a budget of time
         self.seconds = seconds_of(self.settings.budget) if self.settings.budget else None
-        self.seconds_left = self.seconds
-        # Rank 0 decides: some nodes may have a compiler, and others none.
-        self.compiled = on_main(self.ranks, self._is_compiled)
+        self.compile_times = CompileTimes()
+        # `compile_key` of the code that a measurement has compiled
+        self.compiled_key = ""
+        # The run will be compiled. Rank 0 decides: some nodes may have a compiler, and others none.
+        self.compiled = on_main(self.ranks, lambda: self.is_worth_compiling(self.compile_times.least()))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What is left of a budget of time."""
+        return None if self.seconds is None else self.seconds - seconds_since_start()
 
     def init_scheme(self, config: MiniMindConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
@@ -201,17 +205,31 @@ class RunCosts:
         has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
-    def _is_compiled(self) -> bool:
-        """Returns whether the run will be compiled: with a budget of time decided here, so that it does what was planned;
-        else a guess."""
+    def is_worth_compiling(self, seconds: float) -> bool:
+        """Returns whether to compile a run that it takes so many seconds for: with a budget of time decided here, so that the run
+        does what was planned; else a guess."""
         choice, device_type = self.settings.use_compile, self.device.type
-        is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
-        if choice == "0" or (choice == "auto" and (is_short or device_type not in PRODUCT_RATE)):
+        if choice == "0" or (choice == "auto" and device_type not in PRODUCT_RATE):
+            return False
+        left = self.seconds_left
+        if choice == "auto" and left is not None and (left - seconds) * EAGER_SLOWDOWN < MIN_COMPILED_GAIN * left:
             return False
         # A run on a machine that cannot compile trains eagerly.
         return failure_to_compile(device_type) is None
 
-    def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
+    def compile_key(self, config: MiniMindConfig, batching: Batching) -> str:
+        """Name of the code that a run of this model compiles, with any number of layers: all blocks are alike."""
+        heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
+        model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
+        rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.dtype}"
+        return f"{model}; {rows}; {self.device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+    def compile_seconds(self, config: MiniMindConfig, batching: Batching) -> float:
+        """Seconds that a run of this model takes to compile; 0: not compiled, or its code is from a measurement."""
+        key = self.compile_key(config, batching)
+        return 0.0 if not self.compiled or key == self.compiled_key else self.compile_times.expected(key)
+
+    def estimated_seconds(self, config: MiniMindConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
         H, ranks = config.hidden_size, self.ranks
         context, utilisation = self.text.context, GPU_UTILISATION
@@ -220,7 +238,7 @@ class RunCosts:
             utilisation = CPU_UTILISATION + CPU_UTILISATION_PER_DOUBLING * math.log2(H / 128)
             utilisation = min(max(utilisation, MIN_UTILISATION), MAX_UTILISATION)
         work = rows * self.text.rows.T * flops_per_token(config, context) / utilisation
-        if not self.compiled:
+        if not compiled:
             work *= EAGER_SLOWDOWN
         if self.optimizer == "muon":
             # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
@@ -233,24 +251,16 @@ class RunCosts:
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows: the estimate, corrected by measurements."""
-        estimate = self.estimated_seconds(config, rows)
+        estimate = self.estimated_seconds(config, rows, self.compiled)
         if not self.corrections:
             return estimate
-
-        # Seconds per FLOP depend on the width more than on the depth.
-        def distance(size: tuple[int, int]) -> tuple[float, float]:
-            width, layers = size
-            return abs(math.log(width / config.hidden_size)), abs(math.log(layers / config.num_hidden_layers))
-
-        return estimate * self.corrections[min(self.corrections, key=distance)]
+        nearest = min(self.corrections, key=lambda width: abs(math.log(width / config.hidden_size)))
+        return estimate * self.corrections[nearest]
 
     def other_seconds(self, config: MiniMindConfig, batching: Batching, training_seconds: float) -> float:
         """Seconds of overhead: compiling, evaluations, files. training_seconds: of all updates."""
         seconds = FILES_S + REPORT_S * self.settings.report
-        if self.compiled:
-            measured = self.measured_batchings.get(config.hidden_size)
-            is_known = measured is not None and measured.batch_size == batching.batch_size
-            seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
+        seconds += self.compile_seconds(config, batching)
         evaluations = 1 + self.evaluations(config, batching, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, batching.rows)
 
@@ -282,43 +292,42 @@ class RunCosts:
     def token_flops(self, config: MiniMindConfig) -> float:
         return flops_per_token(config, self.text.context)
 
-    def min_timed_seconds(self) -> float:
-        """Minimum seconds of a measurement. Only a budget of time needs one."""
-        assert self.seconds is not None
-        return min(TIMED_SHARE * self.seconds, MAX_TIMED_S)
+    def measure(self, config: MiniMindConfig, batching: Batching, updates: int, compiled: bool) -> None:
+        """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it.
 
-    def measure(self, config: MiniMindConfig, batching: Batching, updates: int) -> None:
-        """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
+        Only the last measurement may be compiled: its code serves the run.
+        """
         ranks = self.ranks
         times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
-        micro_batch, rest = self.timed(config, batching.micro_rows, times)
+        micro_batch, rest, first = self.timed(config, batching.micro_rows, times, compiled)
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * batching.micro_batches + rest)
-        self.measured_batchings[config.hidden_size] = batching
-        size = (config.hidden_size, config.num_hidden_layers)
-        factor = measured / self.estimated_seconds(config, batching.rows)
-        self.corrections[size] = min(factor, MAX_CORRECTION[self.device.type])
+        if compiled:
+            self.compiled_key = self.compile_key(config, batching)
+            if ranks.is_main:
+                self.compile_times.remember(self.compiled_key, first - 2 * micro_batch - rest)
+        factor = measured / self.estimated_seconds(config, batching.rows, compiled)
+        self.corrections[config.hidden_size] = min(factor, MAX_CORRECTION[self.device.type])
 
-    def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
-        """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), measured on the text itself:
-        the time of some kernels depends on repeated tokens, and on several documents in a row.
+    def timed(self, config: MiniMindConfig, rows: int, times: int, compiled: bool) -> tuple[float, float, float]:
+        """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update, of a first update of two
+        micro-batches, which compiles), measured on the text itself: the time of some kernels depends on repeated tokens, and on
+        several documents in a row.
 
-        Both are medians of at least `times` updates, and of more until `min_timed_seconds()` have passed: a machine may be slower at
-        first than later in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
+        The first two are medians of at least `times` updates, and of more for a share of the budget: a machine may be slower at first than later
+        in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
         other, as in the run.
         """
         device, dtype, ranks = self.device, self.dtype, self.ranks
         text = self.text
         recomputes = self.settings.gradient_checkpointing
-        # Code compiled for another size is in the way. That compiled here stays: the run usually has this size.
-        torch.compiler.reset()
         recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
         batch = to_device(text.corpus.assembler(rows)[recipe], device)
-        model = MiniMindForCausalLM(config).train()
+        model = MiniMindLM(config).train()
         if recomputes:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            model.checkpoint_activations()
         engine = make_engine(
             model,
             partial(pretrain_loss, model),
@@ -332,7 +341,7 @@ class RunCosts:
             device=device,
         )
         # Also without compiling: it prepares the device for eager code as the run does.
-        choice = "1" if self.compiled else "0"
+        choice = "1" if compiled else "0"
         compile_blocks(model.compile_training, choice, device, (rows, text.rows.T), dtype=dtype)
         totals = Totals(batch.n_targets, batch.n_documents)
         micro_batch = partial(engine.micro_batch, batch, totals)
@@ -342,21 +351,26 @@ class RunCosts:
             micro_batch(last=True)
             engine.update(1e-6)
 
-        # The first one compiles.
-        micro_batch()
-        last_of_update()
+        def first_update() -> None:
+            micro_batch()
+            last_of_update()
+
+        first_seconds = seconds(first_update, device)
         if engine.graphs is not None:
             # This one records them.
             micro_batch()
+        assert self.seconds is not None, "only a budget of time is timed"
+        least = min(TIMED_SHARE * self.seconds, MAX_TIMED_S)
         micro_batch_seconds: list[float] = []
         last_seconds: list[float] = []
 
         def is_too_short() -> bool:
-            return sum(micro_batch_seconds) + sum(last_seconds) < self.min_timed_seconds()
+            return sum(micro_batch_seconds) + sum(last_seconds) < least
 
         # Rank 0 decides: all ranks must time as many.
         while len(last_seconds) < times or on_main(ranks, is_too_short):
             micro_batch_seconds.append(seconds(micro_batch, device))
             last_seconds.append(seconds(last_of_update, device))
         engine.close()
-        return median(micro_batch_seconds), median(last_seconds) - median(micro_batch_seconds)
+        of_micro_batch = median(micro_batch_seconds)
+        return of_micro_batch, median(last_seconds) - of_micro_batch, first_seconds

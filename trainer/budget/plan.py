@@ -218,7 +218,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
             f"no validation: nothing is held out of fewer than {MIN_DOCUMENTS} short documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
-    command = explicit_command(chosen, {*costs.fixed, *decided}, costs.ranks.micro_batches_at_once)
+    command = explicit_command(chosen, {*costs.fixed, *decided}, at_once)
     return [*lines, "the same run by flags:", f"  {command}"]
 
 

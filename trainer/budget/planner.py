@@ -6,7 +6,7 @@
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
-      choose             the best of all plans, of a size that was measured here
+      choose             the best of all plans, of a width that was timed here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
       chosen_settings    the plan as settings (plan.py)
@@ -39,13 +39,14 @@ from trainer.budget.plan import (
     PLANNED,
     BudgetPlan,
     chosen_settings,
+    duration_text,
     plan_lines,
     plan_to_resume,
     quantity,
     shape_text,
 )
 from trainer.job import RunContext
-from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
+from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
@@ -56,9 +57,8 @@ from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
-# Maximum share of the budget for measuring further sizes, and seconds for measuring one without compiling
-MEASURING_SHARE = 0.05
-EAGER_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
+# Share of the budget after which no further width is timed
+TIMING_SHARE = 0.03
 # Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
 # 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
 WORTH_FLOAT32 = 1.25
@@ -67,8 +67,6 @@ WORTH_FLOAT32 = 1.25
 WORTH_LONG_ROWS = 0.99
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
-# Update sizes that differ by less than this factor learn about equally from the same tokens.
-MAX_BATCH_RATIO = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Candidate micro-batches of an update if the user gives their rows
@@ -246,57 +244,50 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
 
     def is_worth_it() -> bool:
         try:
-            plan = best_plan_for_time_left(candidates, costs)
-            longer_plan = best_plan_for_time_left(candidates, longer_costs)
+            plan = best_plan(candidates, costs)
+            longer_plan = best_plan(candidates, longer_costs)
         except UserError:
             # The plan itself reports what is too little.
             return False
-        # With many ranks, a row each may be too many.
-        is_too_large = longer_plan.batching.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
-            longer_plan.tokens
-        )
-        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
+        return longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
-    # Rank 0 knows how much time is left.
     return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
-    """The best plan; with a budget of time, of a size that was measured here, as long as there is time for that.
+    """The best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
-    A collective. Errors: UserError where nothing can be trained.
+    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. A collective.
+    Errors: UserError where nothing can be trained.
     """
     ranks = costs.ranks
-    measurements = 0
-    if costs.seconds is not None:
-        seconds_each = COMPILE_SECONDS if costs.compiled else EAGER_MEASUREMENT_S[costs.device.type]
-        measurements = 1 + int(MEASURING_SHARE * costs.seconds / (seconds_each + costs.min_timed_seconds()))
-    while True:
-        # The same on all ranks, by the measurements of rank 0 so far
-        plan = on_main(ranks, partial(best_plan_for_time_left, candidates, costs))
-        size = (plan.config.hidden_size, plan.config.num_hidden_layers)
-        if not measurements or size in costs.corrections:
-            return plan
-        # Compiling takes a while, in which nothing else is printed.
-        how = ", compiled" if costs.compiled else ""
-        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}{how}"))
-        costs.measure(plan.config, plan.batching, plan.updates)
-        measurements -= 1
 
+    def best() -> BudgetPlan:
+        # The same on all ranks, by the measurements and the clock of rank 0
+        return on_main(ranks, partial(best_plan, candidates, costs))
 
-def best_plan_for_time_left(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
-    """The best plan of all sizes for the rest of the budget. Errors: UserError.
+    plan = best()
+    seconds, began = costs.seconds, seconds_since_start()
+    if seconds is None:
+        return plan
 
-    A measurement compiles one block of its width, for its own micro-batches only. So a plan of a measured width, with any number
-    of layers, keeps these micro-batches where they are not far off.
-    """
-    if costs.seconds is not None:
-        costs.seconds_left = costs.seconds - seconds_since_start()
-    plan = best_plan(candidates, costs)
-    batching = costs.measured_batchings.get(plan.config.hidden_size, plan.batching)
-    is_near = max(plan.batching.rows, batching.rows) <= MAX_BATCH_RATIO * min(plan.batching.rows, batching.rows)
-    if is_near and batching in batchings(plan.config, costs):
-        return plan_for(plan.config, costs, batching) or plan
+    def is_to_be_timed() -> bool:
+        is_known = plan.config.hidden_size in costs.corrections
+        return not is_known and (not costs.corrections or seconds_since_start() < began + TIMING_SHARE * seconds)
+
+    while on_main(ranks, is_to_be_timed):
+        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}"))
+        costs.measure(plan.config, plan.batching, plan.updates, compiled=False)
+        plan = best()
+    if costs.compiled:
+        to_compile = costs.compile_seconds(plan.config, plan.batching)
+        costs.compiled = on_main(ranks, partial(costs.is_worth_compiling, to_compile))
+        if costs.compiled:
+            line = f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}"
+            on_main(ranks, partial(announce, line))
+            costs.measure(plan.config, plan.batching, plan.updates, compiled=True)
+        # With this code, or as plain code after all
+        plan = best()
     return plan
 
 
@@ -339,11 +330,10 @@ def with_suitable_depth(plans: Sequence[BudgetPlan]) -> list[BudgetPlan]:
     return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def plan_for(config: MiniMindConfig, costs: RunCosts, batching: Batching | None = None) -> BudgetPlan | None:
-    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row. batching: None: choose
-    the best."""
+def plan_for(config: MiniMindConfig, costs: RunCosts) -> BudgetPlan | None:
+    """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row."""
     text = costs.text
-    choices = batchings(config, costs) if batching is None else [batching]
+    choices = batchings(config, costs)
     if not choices:
         return None
     batching = choices[0]
@@ -400,7 +390,10 @@ def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
     for micro_rows, n in candidates:
         rows_at_once = micro_rows * ranks.world_size
         batching = Batching(ranks, n * rows_at_once, micro_rows, rows_at_once)
-        if costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory:
+        fits = costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory
+        # Nothing is compiled twice.
+        is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
+        if fits and is_compiled:
             largest.setdefault(batching.rows, batching)
     return list(largest.values())
 

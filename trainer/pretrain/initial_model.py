@@ -5,7 +5,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,15 +18,15 @@ from dataset.tokenizing.tokenizer_files import (
     vocabulary_digest,
 )
 from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
-from model.hf_format import load_folder, read_config
 from model.induction import init_induction
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from model.weight_record import VOCABULARY_FIELD, existing_weights_hint, read_record
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
 from trainer.sharding import ranks_per_model
 
+ModelT = TypeVar("ModelT", bound=MiniMindLM)
 # such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -39,12 +39,18 @@ def open_model(
     vocab_size: int,
     ranks: Ranks,
     device: torch.device,
-) -> tuple[MiniMindForCausalLM, list[str]]:
+) -> tuple[MiniMindLM, list[str]]:
     """Returns (the model of a run, with fresh or existing weights; lines for the user).
 
     settings, config: of settings_of_folder. vocabulary: digest of the tokenizer's. vocab_size: of the encoder. Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
+    model_class = MiniMindLM
+    if settings.sample_prompts:
+        # Only samples need `generate`, whose import takes longer than that of torch.
+        from model.hf import MiniMindForCausalLM
+
+        model_class = MiniMindForCausalLM
     path = settings.tokenizer_path
     assert path is not None
     if config is not None:
@@ -57,7 +63,9 @@ def open_model(
         # Documents start and end with the tokenizer's ids.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
-        make = partial(load_folder, folder, config)
+        from model.hf_format import load_folder
+
+        make = partial(load_folder, model_class, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
@@ -72,25 +80,27 @@ def open_model(
                     f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path {path}: name its own (or "
                     "take vocabulary_sha256 out of the .json beside it)"
                 )
-        make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
+        make = partial(init_model, model_class, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()
     check_length(settings.max_seq_len, model.config)
     check_vocabulary_size(vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if ranks_per_model(settings.shard, ranks) == 1:
-        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+        model.to(device)
     if settings.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.checkpoint_activations()
     return model, notices
 
 
-def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str) -> MiniMindForCausalLM:
-    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or the path of a .pth.
+def init_model(
+    model_class: type[ModelT], config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str
+) -> ModelT:
+    """A fresh model_class, or one with the weights of `from_weight`: a name as in --save_weight, or the path of a .pth.
 
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
     if from_weight == "none":
-        model = MiniMindForCausalLM(config)
+        model = model_class(config)
         if init_scheme != "default":
             # Every block starts as the identity.
             for name, parameter in model.named_parameters():
@@ -109,7 +119,7 @@ def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, in
     asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
     asked |= {name: value for name in ARCHITECTURE if (value := getattr(config, name)) != getattr(plain, name)}
     try:
-        return MiniMindForCausalLM.from_pth(path, **asked)
+        return model_class.from_pth(path, **asked)
     except (ValueError, OSError) as error:
         raise UserError(
             f"--from_weight: {error}; --hidden_size, --num_hidden_layers, --use_moe and --generation must fit it"
@@ -141,6 +151,9 @@ def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, Mi
     folder = settings.weight_folder()
     if folder is None:
         return settings, None
+    # Only here: the configs of transformers' models import for as long as torch.
+    from model.hf_format import read_config
+
     config = read_config(folder)
     config.dropout = settings.dropout
     shape: dict[str, object] = {}

@@ -7,12 +7,12 @@ import torch
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.config import MiniMindConfig
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 
 Count = TypeVar("Count", int, torch.Tensor)
 
 
-def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+def pretrain_loss(model: MiniMindLM, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; sums to log, float32 [n_sums(config)]).
 
     The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each

@@ -24,7 +24,7 @@ from dataset.loader import Batch, to_device
 from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.batching import Batching
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
@@ -163,7 +163,7 @@ def why_not_divisible(config: MiniMindConfig) -> str:
 def resolve_batch_size(
     settings: PretrainSettings,
     stem: Path,
-    model: MiniMindForCausalLM,
+    model: MiniMindLM,
     corpus: Corpus,
     dtype: torch.dtype,
     device: torch.device,
@@ -232,9 +232,7 @@ def resolve_batch_size(
     return settings, lines
 
 
-def fits_gpu(
-    model: MiniMindForCausalLM, batch: Batch, totals: Totals, device: torch.device, dtype: torch.dtype
-) -> bool:
+def fits_gpu(model: MiniMindLM, batch: Batch, totals: Totals, device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether a GPU has the memory for a micro-batch within an update, and frees all that it took.
 
     It runs eagerly, which takes no less than compiled code.

@@ -10,7 +10,7 @@ from common.errors import user_errors
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from trainer.batching import Batching
 from trainer.evaluation import read_prompts
 from trainer.job import RunContext
@@ -40,7 +40,7 @@ class Parts:
     tokenizer: Any
     encoder: DocumentEncoder
     vocabulary: str
-    model: MiniMindForCausalLM
+    model: MiniMindLM
     stem: Path
     corpus: Corpus
     validation: ValidationBatches | None

@@ -45,6 +45,9 @@ def test_a_folder_that_a_pattern_matches_is_read_once_as_the_shell_would_name_it
     for pattern, expected in (("*", files[:3]), ("*/**", files[1:4]), ("**", files[:4]), ("*.jsonl", files[:1])):
         found = find_files(str(tmp_path / pattern))
         assert sorted(file.relative_to(tmp_path).as_posix() for file in found) == sorted(expected)
+    # Of the last one and the folder.
+    (line,) = notices_on_files([*found, *find_files(str(tmp_path))])
+    assert line.startswith(f"warning: --data_path names {tmp_path / 'a.jsonl'} 2 times: without --deduplicate its doc")
 
 
 def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):

@@ -127,9 +127,7 @@ def web():
                 return
             if "packed" in self.path:
                 packed = gzip.compress(LINES, mtime=0)
-                self.begin(
-                    len(packed), {"Content-Encoding": "gzip"} if "gzip" in self.headers["Accept-Encoding"] else {}
-                )
+                self.begin(len(packed), "gzip" if "gzip" in self.headers["Accept-Encoding"] else None)
                 self.wfile.write(packed)
                 return
             self.begin(10)
@@ -137,15 +135,12 @@ def web():
             if "cut" not in self.path:
                 done.wait(5)
 
-        def begin(self, length, headers=()):
+        def begin(self, length, encoding=None):
             self.send_response(200)
-            for name, value in {"Content-Length": length, **dict(headers)}.items():
+            for name, value in (("Content-Length", length), ("Content-Encoding", encoding)):
                 if value is not None:
                     self.send_header(name, str(value))
             self.end_headers()
-
-        def log_message(self, *_):
-            """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

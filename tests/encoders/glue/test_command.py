@@ -24,10 +24,8 @@ from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, ma
 from tests.helpers import ROOT, before_update
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
-from trainer.batching import Batching
 from trainer.engine import Engine
 from trainer.job import Length, Progress
-from trainer.machine.ranks import Ranks
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import RunRecords
 
@@ -228,7 +226,7 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
 def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
     """Three epochs of 1,000 rows, or 100 updates; then a linear decay to 0."""
     settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
-    job = SimpleNamespace(settings=settings, batching=Batching.of(settings, Ranks()), length=length)
+    job = SimpleNamespace(settings=settings, batching=SimpleNamespace(rows=32), length=length)
     for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
         epoch, row = divmod(30 * percent, 1000)
         update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)

@@ -15,8 +15,9 @@ from tests.trainer.budget.test_best_plan import best, text_of
 from trainer.batching import Batching
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.costs import WARM_COMPILE_S, RunCosts, count_text
-from trainer.budget.planner import sizes, with_best_rows
+from trainer.budget.compile_times import CACHED_SHARE
+from trainer.budget.costs import RunCosts, count_text
+from trainer.budget.planner import batchings, sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
 from trainer.pretrain.data import DOCUMENTS
@@ -24,6 +25,12 @@ from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = {"ranks": Ranks(), "device": torch.device("cpu"), "dtype": torch.float32, "product_rate": 1e11}
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_passed(monkeypatch):
+    """Of the budget."""
+    monkeypatch.setattr(costs, "seconds_since_start", lambda: 0.0)
 
 
 def costs_of(*words, evaluated=0, machine=None, **data):
@@ -73,19 +80,53 @@ def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
     assert costs_of(*words).init_scheme(MiniMindConfig(generation=generation, **shape)) == scheme
 
 
-def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
+def compiling_costs(monkeypatch, tmp_path, use_compile):
+    """Costs with an empty cache of compiled code, where an update takes 0.2 s, and a first one with compiling 20 s more."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
-    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
-    planned = costs_of("--use_compile", "1")
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 20.3))
+    return costs_of("--use_compile", use_compile)
+
+
+def test_what_was_compiled_for_a_measurement_serves_the_run(monkeypatch, tmp_path):
+    """Any number of layers of its width, in micro-batches of its rows; no other plan is left."""
+    planned = compiling_costs(monkeypatch, tmp_path, "1")
     plan = best(SIZES, planned)
     cold = planned.other_seconds(plan.config, plan.batching, plan.seconds)
-    planned.measure(plan.config, plan.batching, plan.updates)
-    warm = planned.other_seconds(plan.config, plan.batching, plan.seconds)
-    assert cold - warm == pytest.approx(COMPILE_SECONDS - WARM_COMPILE_S)
-    deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
-    assert planned.other_seconds(deeper, plan.batching, plan.seconds) == pytest.approx(warm)
-    of_other_rows = replace(plan.batching, micro_rows=2 * plan.batching.micro_rows)
-    assert planned.other_seconds(plan.config, of_other_rows, plan.seconds) == pytest.approx(cold)
+    planned.measure(plan.config, plan.batching, plan.updates, compiled=True)
+    assert cold - planned.other_seconds(plan.config, plan.batching, plan.seconds) == pytest.approx(COMPILE_SECONDS)
+    (deeper,), (wider,) = (
+        sizes({"vocab_size": 6400, "hidden_size": width, "num_hidden_layers": 5}) for width in (128, 192)
+    )
+    assert {batching.batch_size for batching in batchings(deeper, planned)} == {plan.batching.batch_size}
+    assert not batchings(wider, planned)
+
+
+def test_seconds_of_compiling_are_remembered_beside_the_cache(monkeypatch, tmp_path):
+    """What was compiled before takes a share of them, until that was measured too."""
+    first = compiling_costs(monkeypatch, tmp_path, "1")
+    small, large = (MiniMindConfig(hidden_size=width) for width in (128, 256))
+    batching = Batching(Ranks(), 8, 8, 8)
+    assert first.compile_seconds(small, batching) == COMPILE_SECONDS
+    first.measure(small, batching, updates=100, compiled=True)
+    second = compiling_costs(monkeypatch, tmp_path, "1")
+    assert second.compile_seconds(large, batching) == pytest.approx(20)
+    assert second.compile_seconds(small, batching) == pytest.approx(20 * CACHED_SHARE)
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 2.3))
+    second.measure(small, batching, updates=100, compiled=True)
+    assert compiling_costs(monkeypatch, tmp_path, "1").compile_seconds(small, batching) == pytest.approx(2)
+    # Beside other programs it takes as long as nothing would be compiled for.
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 1000.0))
+    second.measure(large, batching, updates=100, compiled=True)
+    assert second.compile_seconds(MiniMindConfig(hidden_size=128, num_attention_heads=2), batching) == pytest.approx(20)
+
+
+@pytest.mark.parametrize("seconds_left, compiles", [(180.0, False), (200.0, True)])
+def test_a_budget_is_compiled_for_if_it_earns_that_back(monkeypatch, tmp_path, seconds_left, compiles):
+    """By hand: 40 s of compiling, and 1.71 updates instead of 1 in the rest; at least 1.35 times as many are asked for."""
+    planned = compiling_costs(monkeypatch, tmp_path, "auto")
+    monkeypatch.setattr(costs, "seconds_since_start", lambda: 600 - seconds_left)
+    assert planned.is_worth_compiling(COMPILE_SECONDS) == compiles
 
 
 CONFIG = MiniMindConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -98,23 +139,23 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
 
     def seconds(work, device):
         work()
-        durations.append(0.6 if len(durations) < 10 else 0.2)
+        durations.append(0.6 if len(durations) < 11 else 0.2)
         return durations[-1]
 
     monkeypatch.setattr(costs, "seconds", seconds)
-    monkeypatch.setattr(RunCosts, "min_timed_seconds", lambda _: least_seconds)
-    of_micro_batch, of_rest = costs_of(T=8).timed(CONFIG, 2, times=5)
-    assert len(durations) == 2 * rounds
+    monkeypatch.setattr(costs, "TIMED_SHARE", least_seconds / 600)
+    of_micro_batch, of_rest, first = costs_of().timed(CONFIG, 2, times=5, compiled=False)
+    assert first == durations.pop(0) and len(durations) == 2 * rounds
     assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
     assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
 
 
 def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     """The machine seems to be a million times slower than it is."""
-    monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4))
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4, 1e4))
     planned = costs_of(evaluated=10_000)
     estimate = planned.update_seconds(CONFIG, 2)
-    planned.measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100)
+    planned.measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
     assert planned.update_seconds(CONFIG, 2) == 4 * estimate
     assert best(SIZES, planned).updates > 0
 
@@ -124,8 +165,8 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     file = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
-    monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
-    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100)
+    monkeypatch.setattr(costs, "seconds", lambda work, _: work() or sizes_then.append(os.fstat(file).st_size) or 0.1)
+    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 

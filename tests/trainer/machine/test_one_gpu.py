@@ -94,7 +94,7 @@ def compiled(monkeypatch):
     def for_a_gpu(config, device, shape, dtype):
         return backends.compiled_backend(config, torch.device("cuda", 0), shape, dtype)
 
-    backend_of = model_minimind.MiniMindForCausalLM._backend
+    backend_of = model_minimind.MiniMindLM._backend
 
     def noted(model, x):
         backend = backend_of(model, x)
@@ -115,7 +115,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
     monkeypatch.setattr(backends, "flex_attend", attend)
     monkeypatch.setattr(model_minimind, "compiled_backend", for_a_gpu)
-    monkeypatch.setattr(model_minimind.MiniMindForCausalLM, "_backend", noted)
+    monkeypatch.setattr(model_minimind.MiniMindLM, "_backend", noted)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: torch.cuda.is_available()))
     monkeypatch.setattr(snapshot, "pinned_like", counted)
     return seen

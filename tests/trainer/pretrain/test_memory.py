@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model.config import MiniMindConfig
-from model.model_minimind import MiniMindForCausalLM
+from model.model_minimind import MiniMindLM
 from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import command, train_pretrain
@@ -82,7 +82,7 @@ def data(tmp_path):
 def fails_beyond(monkeypatch, most_rows):
     """A GPU whose memory ends with the backward pass of more rows than these; gives the rows of each micro-batch."""
     seen = []
-    losses_of = MiniMindForCausalLM.training_losses
+    losses_of = MiniMindLM.training_losses
 
     def limited(model, input_ids, *arguments):
         seen.append(len(input_ids))
@@ -94,7 +94,7 @@ def fails_beyond(monkeypatch, most_rows):
     def out_of_memory(gradient):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(MiniMindForCausalLM, "training_losses", limited)
+    monkeypatch.setattr(MiniMindLM, "training_losses", limited)
     return seen
 
 

@@ -116,12 +116,8 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
 def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path):
     """Earlier, or later, where the last shares go on; with stops, too, bit for bit. Reference: the rows of the plan."""
     options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": 1}
-    sooner = {4: DecaySchedule(decay_start=20, end=30)}
-    later = {
-        **sooner,
-        20: DecaySchedule(decay_start=50, end=70),
-        60: DecaySchedule(decay_start=60, end=64, start_factor=0.5),
-    }
+    sooner = {4: DecaySchedule(20, end=30)}
+    later = {**sooner, 20: DecaySchedule(50, end=70), 60: DecaySchedule(60, end=64, start_factor=0.5)}
     with clock(sooner), trained_rows() as rows:
         ended = run(out_dir=tmp_path / "sooner", **options)
     assert rows == planned_rows(ended)[: 30 * 4]
