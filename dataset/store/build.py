@@ -25,6 +25,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -300,6 +301,11 @@ class BlockEncoder:
     skip_bad_lines: bool
 
     def __call__(self, block: Block) -> EncodedBlock:
+        # fastokens caches up to 200 MB of words for each thread: they go with it.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._encode, block).result()
+
+    def _encode(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
         out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
         for line, text in block.documents(self.text_field):

@@ -153,7 +153,7 @@ class DocumentEncoder:
             yield np.array([self.eos_id])
 
     def use_fastokens(self, texts: Iterable[str]) -> None:
-        """Encode with fastokens from now on, some twenty times as fast, if it is installed, reads this tokenizer, and gives
+        """Encode with fastokens from now on, some ten times as fast, if it is installed, reads this tokenizer, and gives
         the ids of the tokenizers library for the first of these texts. A line tells of other ids."""
         if self.fast is None and self._can_be_fast:
             self.fast = fast_tokenizer(self._backend.to_str())

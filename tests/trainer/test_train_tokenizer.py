@@ -3,6 +3,8 @@
 import contextlib
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +20,13 @@ from tests.helpers import ROOT, SHARED, complaint, needs_shared
 from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
+
+
+@pytest.mark.parametrize("command", ["trainer.train_tokenizer", "scripts.report"])
+def test_a_command_that_needs_no_model_imports_neither_torch_nor_transformers(command):
+    program = f"import sys, {command}; print(sys.modules.keys() & {{'torch', 'transformers'}})"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "set()\n", ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch.distributed as dist
-
 from common.errors import LoaderError, UserError, is_panic
 from common.processes import stop_signals
 from common.start import open_standard_streams
 from common.wording import loader_error_reason, null_stream, one_line
-from trainer.machine.measure import exhausted_line
-from trainer.machine.ranks import lost_rank_line
 
 
 def run_cli(main: Callable[[], int | None]) -> None:
@@ -64,6 +60,10 @@ def error_line(error: Exception) -> tuple[str, int] | None:
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_data_fault else 1
+    # They import torch, which report.py does without.
+    from trainer.machine.measure import exhausted_line
+    from trainer.machine.ranks import lost_rank_line
+
     loss = lost_rank_line(error)
     if loss is not None:
         return loss, 1
@@ -84,7 +84,8 @@ def end_process(error: Exception) -> NoReturn:
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
-    if dist.is_initialized():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
         os._exit(code)
     sys.exit(code)
 
