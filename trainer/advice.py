@@ -14,11 +14,11 @@ OUT_OF_MEMORY_ADVICE = (
 
 
 def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
-    """A line for each non-default setting without effect. reasons: {name: why it has none; "" if it has one}."""
+    """A line for each setting of the user without effect. reasons: {name: why it has none; "" if it has one}."""
     lines = []
     for name, why in reasons.items():
         value = getattr(settings, name)
-        if why and value != field_default(type(settings), name):
+        if why and name in settings.user_set and value != field_default(type(settings), name):
             lines.append(f"warning: --{name} {value} has no effect: {why}")
     return lines
 

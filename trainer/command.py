@@ -20,7 +20,7 @@ from trainer.machine.ranks import on_main, ranks_of_launcher
 from trainer.pretrain.data import announce_embedded_corpus, refuse_too_little_text
 from trainer.pretrain.initial_model import settings_of_folder
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, why_not_divisible
+from trainer.pretrain.memory import MAX_MICRO_ROWS, free_memory, why_not_divisible
 from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.run_folder import check_writable
@@ -56,7 +56,7 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
         return None
     # The plan, or the job, chooses the rows.
     is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
-    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_open else settings.batch_size
+    rows = MAX_MICRO_ROWS["cpu"] if is_open else settings.batch_size
     return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config))
 
 

@@ -28,7 +28,7 @@ def advise(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> tuple[li
     """Returns (lines for the user, the expected loss; None: unknown). first_plan: of epoch 0."""
     parameters = parameter_count(parts.model.config)
     update_tokens = parts.batching.rows * first_plan.T * first_plan.fill
-    lines = notes_on_rates(parts.flags, parameters, overview.tokens, update_tokens)
+    lines = notes_on_rates(parts.settings, parameters, overview.tokens, update_tokens)
     forecast = forecast_of(parts, first_plan, overview)
     if forecast is not None:
         lines.append(explain_expected_loss(parameters, overview.tokens))
@@ -38,7 +38,7 @@ def advise(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> tuple[li
 def notes_on_rates(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
     """Notes about an update size and learning rates that are far from what suits the run.
 
-    settings: as given by the user. tokens, update_tokens: trained by the run and by an update.
+    tokens, update_tokens: trained by the run and by an update.
     """
     if tokens < MIN_TOKENS_FOR_NOTES or settings.from_weight != "none" or settings.use_moe:
         return []

@@ -52,7 +52,7 @@ from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.initial_model import check_length, settings_of_folder
-from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
+from trainer.pretrain.memory import MAX_MICRO_ROWS, free_memory, refuse_too_large
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Maximum share of the free memory
@@ -371,7 +371,7 @@ def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
-    most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.device.type] // times_as_long)
+    most = max(1, MAX_MICRO_ROWS[costs.device.type] // times_as_long)
     # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
         candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]

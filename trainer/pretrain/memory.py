@@ -69,7 +69,7 @@ def mean_context(plan: RowPlan) -> float:
 
 # Maximum rows that one rank computes at once. More make the products of a CPU no faster, and take memory. On a GPU this many
 # keep it busy while the host launches the next kernels; fewer are used if they do not fit.
-MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
+MAX_MICRO_ROWS = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32_BYTES = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32_BYTES
@@ -202,7 +202,7 @@ def resolve_batch_size(
             rows, why = recorded, ", as before the resume"
         else:
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
-            most = min(MOST_ROWS_OF_MICRO_BATCH[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
+            most = min(MAX_MICRO_ROWS[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
             # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
             to_divide = math.gcd(update_rows, usual * settings.warmup_iters)
             choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0]

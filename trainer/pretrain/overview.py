@@ -16,7 +16,6 @@ from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
 from model.config import parameter_count
 from trainer.advice import common_warnings, warnings_of
-from trainer.batching import Batching
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import flops_per_token, mean_context
@@ -57,8 +56,8 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         notices += note_on_spelt_tokens(corpus, parts.tokenizer)
     if parts.encoder.eos_id is None:
         notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    micro_batches = math.ceil(n_rows / Batching.of(parts.flags, ranks).flag_rows)
-    notices += warnings_on_settings(parts.flags, ranks, micro_batches, corpus.val_store is not None)
+    micro_batches = math.ceil(n_rows / batching.flag_rows)
+    notices += warnings_on_settings(settings, ranks, micro_batches, corpus.val_store is not None)
 
     data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
     if answers:
@@ -88,10 +87,7 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
 def warnings_on_settings(
     settings: PretrainSettings, ranks: Ranks, micro_batches: int, has_validation: bool
 ) -> list[str]:
-    """Warnings about settings without effect, and about a warm-up that never ends.
-
-    settings: as given by the user. micro_batches: of a rank in the whole run.
-    """
+    """Warnings about settings without effect, and about a warm-up that never ends. micro_batches: of a rank in the whole run."""
     reasons = {
         "init_scheme": "the weights come from a file" if settings.from_weight != "none" else "",
         "eval_interval": "" if has_validation else "no validation data",

@@ -27,12 +27,11 @@ from trainer.pretrain.settings import PretrainSettings
 class Parts:
     """What a run is made of.
 
-    settings: of the run. flags: before --batch_size auto became a number. dtype: of matrix products. vocabulary: digest of the
+    settings: of the run, with a number in place of --batch_size auto. dtype: of matrix products. vocabulary: digest of the
     tokenizer's. stem: path of the run's files without suffix. notices: lines for the user.
     """
 
     settings: PretrainSettings
-    flags: PretrainSettings
     kind: TextKind
     ranks: Ranks
     device: torch.device
@@ -64,31 +63,30 @@ def open_run(
         prompts = read_prompts(settings.sample_prompts)
         # A folder of --from_weight sets the shape and the tokenizer. AutoTokenizer reads its config.json too, and builds the config
         # class that it names, so that file is checked first.
-        flags, config = settings_of_folder(settings)
-        assert flags.tokenizer_path is not None
-        tokenizer = load_tokenizer(flags.tokenizer_path)
-        encoder = kind.make_encoder(tokenizer, flags)
+        settings, config = settings_of_folder(settings)
+        assert settings.tokenizer_path is not None
+        tokenizer = load_tokenizer(settings.tokenizer_path)
+        encoder = kind.make_encoder(tokenizer, settings)
         vocabulary = vocabulary_digest(tokenizer)
-        model, lines = open_model(flags, config, tokenizer, vocabulary, encoder.vocab_size, ranks, device)
+        model, lines = open_model(settings, config, tokenizer, vocabulary, encoder.vocab_size, ranks, device)
         notices += lines
 
         # From here on no other run may write these files.
-        stem = flags.stem(model.config.hidden_size, model.config.use_moe)
+        stem = settings.stem(model.config.hidden_size, model.config.use_moe)
         lock_files(ranks, stem)
 
         # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-        corpus = open_corpus(flags, encoder, ranks, kind)
+        corpus = open_corpus(settings, encoder, ranks, kind)
         with wait_for_all_ranks(ranks):
             # Raises if there is nothing to train.
             corpus.plan(0)
         model.train()
 
         # From here on --batch_size is a number.
-        settings, lines = resolve_batch_size(flags, stem, model, corpus, dtype, device, ranks, free)
+        settings, lines = resolve_batch_size(settings, stem, model, corpus, dtype, device, ranks, free)
         notices += lines
     return Parts(
         settings=settings,
-        flags=flags,
         kind=kind,
         ranks=ranks,
         device=device,
