@@ -23,7 +23,7 @@ from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
 from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
-from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, configs, non_padding
+from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, non_padding
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import load_wordpiece, return_segments
@@ -38,6 +38,7 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
+from trainer.pretrain.data import corpus_flags
 from trainer.saving.checkpoint import file_of_resumed_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
@@ -182,23 +183,8 @@ class ElectraJob(Job):
 
     def _open_corpus(self) -> Corpus:
         """Training and held-out text. The plans of a Corpus are for language models and not used here."""
-        settings = self.settings
-        return Corpus(
-            [Source(self.data_path)],
-            self.encoder,
-            max_seq_len=settings.max_seq_len,
-            seed=settings.seed,
-            val_path=settings.val_path,
-            val_fraction=settings.val_fraction,
-            allow_val_overlap=settings.allow_val_overlap,
-            deduplicate=settings.deduplicate,
-            cache_dir=settings.cache_dir,
-            text_field=settings.text_field,
-            text_suffixes=settings.text_suffixes,
-            split_text=settings.split_text,
-            skip_bad_lines=settings.skip_bad_lines,
-            progress=self.ranks.is_main,
-        )
+        flags = corpus_flags(self.settings)
+        return Corpus([Source(self.data_path)], self.encoder, **flags, progress=self.ranks.is_main)
 
     # ------------------------------------------------------------------------------------------------- training
 
@@ -436,16 +422,45 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
             config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer),
         )
     else:
-        pair = configs(
-            settings.network_sizes(),
-            len(tokenizer),
-            tokenizer.pad_token_id,
-            settings.max_seq_len,
-            settings.init_std,
-            settings.position_init,
-            settings.dropout,
-        )
+        pair = configs_of_sizes(settings, len(tokenizer), tokenizer.pad_token_id)
     return ElectraPretrainer(*pair, settings.sampling, settings.gen_smooth, settings.disc_smooth)
+
+
+def configs_of_sizes(
+    settings: ElectraSettings, vocab_size: int, pad_id: int | None = 0
+) -> tuple[ElectraConfig, ElectraConfig]:
+    """(generator's, discriminator's) by flags and published sizes. Errors: ValueError where the divisor does not divide
+    width, heads and FFN."""
+    sizes = settings.network_sizes()
+    divided = ("hidden_size", "num_attention_heads", "intermediate_size")
+    for name in divided:
+        if sizes[name] % sizes["generator_divisor"]:
+            raise ValueError(
+                f"--{name} {sizes[name]} is no multiple of --generator_divisor {sizes['generator_divisor']}, which the "
+                "generator's is divided by"
+            )
+
+    def config(divisor: int) -> ElectraConfig:
+        width, heads, ffn = (sizes[name] // divisor for name in divided)
+        # The default is left out, so that the config is as other code writes it.
+        extra: dict[str, Any] = {} if settings.position_init == "normal" else {"position_init": settings.position_init}
+        return ElectraConfig(
+            vocab_size=vocab_size,
+            embedding_size=sizes["embedding_size"],
+            hidden_size=width,
+            num_hidden_layers=sizes["num_hidden_layers"],
+            num_attention_heads=heads,
+            intermediate_size=ffn,
+            hidden_dropout_prob=settings.dropout,
+            attention_probs_dropout_prob=settings.dropout,
+            max_position_embeddings=max(512, settings.max_seq_len),
+            pad_token_id=pad_id,
+            initializer_range=settings.init_std,
+            **extra,
+        )
+
+    discriminator = config(1)
+    return config(sizes["generator_divisor"]), discriminator
 
 
 def config_of_file(
