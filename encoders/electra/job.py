@@ -38,7 +38,6 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
-from trainer.pretrain.data import corpus_flags
 from trainer.saving.checkpoint import file_of_resumed_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
@@ -183,8 +182,23 @@ class ElectraJob(Job):
 
     def _open_corpus(self) -> Corpus:
         """Training and held-out text. The plans of a Corpus are for language models and not used here."""
-        flags = corpus_flags(self.settings)
-        return Corpus([Source(self.data_path)], self.encoder, **flags, progress=self.ranks.is_main)
+        settings = self.settings
+        return Corpus(
+            [Source(self.data_path)],
+            self.encoder,
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=settings.allow_val_overlap,
+            deduplicate=settings.deduplicate,
+            cache_dir=settings.cache_dir,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            split_text=settings.split_text,
+            skip_bad_lines=settings.skip_bad_lines,
+            progress=self.ranks.is_main,
+        )
 
     # ------------------------------------------------------------------------------------------------- training
 

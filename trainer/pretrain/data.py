@@ -45,15 +45,6 @@ DOCUMENTS = TextKind(
 )
 
 
-def corpus_flags(settings: Any) -> dict[str, Any]:
-    """The settings that a Corpus takes under their own names, those of train_electra.py too."""
-    names = (
-        "max_seq_len", "seed", "val_path", "val_fraction", "allow_val_overlap", "deduplicate",
-        "cache_dir", "text_field", "text_suffixes", "split_text", "skip_bad_lines",
-    )  # fmt: skip
-    return {name: getattr(settings, name) for name in names}
-
-
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
     """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
 
@@ -65,11 +56,21 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         return kind.corpus(
             data_of(settings, kind),
             encoder,
-            **corpus_flags(settings),
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
             pack=settings.pack,
             long_documents=settings.long_documents,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=settings.allow_val_overlap,
+            deduplicate=settings.deduplicate,
             epochs=settings.epochs,
             n_rows=settings.max_updates * rows,
+            cache_dir=settings.cache_dir,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            split_text=settings.split_text,
+            skip_bad_lines=settings.skip_bad_lines,
             progress=ranks.is_main,
         )
 
