@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.faults.harness import make_corpus, rank_environments, start_torchrun
+from tests.helpers import wait_until
 from trainer.saving.checkpoint import load_checkpoint
 
 
@@ -124,6 +125,18 @@ def test_restarted_by_torchrun(lab):
     assert {path.name for path in lab.folder.glob("killed.*")} == {"killed.3", "killed.7"}
     assert lab.result("run") == lab.result("whole")
     assert left_running(lab) == []
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
+    lab.run_ranks("whole")
+    launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}}, from_resume=1)
+    wait_until(lambda: lab.checkpoints("run"), seconds=240)
+    launcher.kill()
+    lab.run_ranks("run", from_resume=1)
+    # The system takes a moment to remove a loader process whose trainer has just ended.
+    wait_until(lambda: not left_running(lab), seconds=5)
+    assert lab.result("run") == lab.result("whole")
 
 
 @pytest.mark.parametrize("kind", ["raise", pytest.param("hang", marks=pytest.mark.slow)])

@@ -1,7 +1,8 @@
-"""What --from_resume 1 does with what it finds, and what a fresh run does with what is there."""
+"""What --from_resume 1 does with what it finds, and what a fresh run or a second one does with what is there."""
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, stopped,
     kept = {path.name: path.read_bytes() for path in stem.parent.glob("*_old*/*")}
     assert kept == (before if has_moved else {})
     assert [path.name for path in stem.parent.glob("*_old*")] == ["pretrain_32_resume_old1"] * has_moved
+
+
+@pytest.mark.slow
+def test_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
+    first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
+    assert first.until(lambda: lab.log_lines("run") > 0)
+    second = lab.run("run", expect=2, save_interval=5)
+    assert f"process {first.pid} on '{socket.gethostname()}'" in second.err and second.err.count("\n") == 1
+    assert first.wait(60) == 0
+    assert lab.result("run") == whole.result("whole")
+    assert sorted(path.name for path in (lab.folder / "run").glob(".*")) == [".pretrain_32.lock"]
 
 
 @pytest.mark.slow

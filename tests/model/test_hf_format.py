@@ -129,25 +129,14 @@ YARN |= {"original_max_position_embeddings": 64}
         ("qwen2_moe", {"num_experts_per_tok": 1}),
     ],
 )
-def test_other_forms_are_refused_in_one_line(folders, kind, changes):
-    folder = folders(kind)
-    change_config(folder, **changes)
+def test_other_forms_are_refused_in_one_line(tmp_path, kind, changes):
+    write_public(tmp_path, kind)
+    change_config(tmp_path, **changes)
     with pytest.raises(ValueError) as refused:
-        read_config(folder)
+        read_config(tmp_path)
     line = str(refused.value)
-    assert line.startswith(f"{folder}/config.json: ") and "\n" not in line and len(line) < 500
+    assert line.startswith(f"{tmp_path}/config.json: ") and "\n" not in line and len(line) < 500
     assert any(name in line for name in (*changes, "norm_topk_prob"))
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """A function that writes a public model of a kind and returns its folder."""
-
-    def write(kind, **options):
-        write_public(tmp_path / kind, kind, **options)
-        return tmp_path / kind
-
-    return write
 
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -162,14 +151,14 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
         ("llama", {}, "up_proj.weight", lambda weight: weight.to(torch.uint8), "is torch.uint8; float32, float16 and"),
     ],
 )
-def test_weights_that_minimind_has_not_are_refused(folders, kind, fields, name, change, message):
-    folder = folders(kind, **fields)
-    load(folder)
-    state = load_file(folder / "model.safetensors")
+def test_weights_that_minimind_has_not_are_refused(tmp_path, kind, fields, name, change, message):
+    write_public(tmp_path, kind, **fields)
+    load(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
     tensor = f"model.layers.1.mlp.{name}"
-    save_file({**state, tensor: change(state[tensor])}, folder / "model.safetensors")
+    save_file({**state, tensor: change(state[tensor])}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"{name} {message}"):
-        load(folder)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,22 +170,22 @@ def test_weights_that_minimind_has_not_are_refused(folders, kind, fields, name, 
         ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),
     ],
 )
-def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes, message):
-    folder = folders("qwen3")
-    change_config(folder, **changes)
+def test_a_config_that_its_files_do_not_bear_out_builds_nothing(tmp_path, changes, message):
+    write_public(tmp_path, "qwen3")
+    change_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
-        load(folder)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0\x40\0\0\0\0{}", b"\x80\x04pickle", None])
-def test_a_file_that_is_no_safetensors(folders, content):
+def test_a_file_that_is_no_safetensors(tmp_path, content):
     """None: a download that is not complete."""
-    folder = folders("llama")
-    (folder / "model.safetensors").unlink()
+    write_public(tmp_path, "llama")
+    (tmp_path / "model.safetensors").unlink()
     if content is not None:
-        (folder / "model.safetensors").write_bytes(content)
+        (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match="model.safetensors: not a readable .safetensors") as refused:
-        load(folder)
+        load(tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -209,8 +198,8 @@ def test_a_config_that_is_none(tmp_path, content):
     assert str(refused.value).startswith(f"{tmp_path}/config.json: ") and "\n" not in str(refused.value)
 
 
-def test_a_config_that_names_programs_runs_none(folders):
+def test_a_config_that_names_programs_runs_none(tmp_path):
     """auto_map and an attention of a hub are what transformers would fetch; nothing here reads them."""
-    folder = folders("llama")
-    change_config(folder, auto_map={"AutoModelForCausalLM": "evil--code.Model"}, attn_implementation="evil/attention")
-    assert load(folder).config._attn_implementation in ("sdpa", "eager", None)
+    write_public(tmp_path, "llama")
+    change_config(tmp_path, auto_map={"AutoModelForCausalLM": "evil--code.Model"}, attn_implementation="evil/attention")
+    assert load(tmp_path).config._attn_implementation in ("sdpa", "eager", None)
