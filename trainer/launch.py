@@ -84,10 +84,6 @@ def lock_files(ranks: Ranks, *stems: Path) -> None:
     stems: paths of the files without suffix. Errors: UserError that names the run that is writing them, or says why
     they cannot be written.
     """
-
-    def check_and_lock() -> None:
-        for stem in stems:
-            check_writable(stem)
-            take_lock(stem)
-
-    on_main(ranks, check_and_lock)
+    for stem in stems:
+        on_main(ranks, partial(check_writable, stem))
+        on_main(ranks, partial(take_lock, stem))
