@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from model.products import compute_dtype
 
@@ -29,26 +30,19 @@ def chunk_rows(device_type: str, vocab_size: int) -> int:
     return max(CHUNK_ROWS, min(GPU_CHUNK_ROWS, rows))
 
 
-def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """logits [n, V], targets [n] -> terms that the loss and its gradient share, in fp32.
+def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [n, V], targets [n] -> (cross-entropy summed over the targets, its gradient for the logits, in their dtype).
 
-    loss, 0-d: summed over the targets, -log softmax(logits)[target] = log(denominator) + row_max - logit[target];
-    exp_logits [n, V] = exp(logit - row_max); denominator [n, 1], their sum over a row; has_target, target_ids (0: none) [n, 1].
+    Computed in fp32: -log softmax(logits)[target] = log(denominator) + row_max - logit[target].
     """
-    logits = logits.float()
+    logits32 = logits.float()
     # Without it exp would overflow.
-    row_max = logits.amax(dim=-1, keepdim=True)
-    exp_logits = (logits - row_max).exp_()
+    row_max = logits32.amax(dim=-1, keepdim=True)
+    exp_logits = (logits32 - row_max).exp_()
     denominator = exp_logits.sum(dim=-1, keepdim=True)
     has_target = (targets != IGNORE).unsqueeze(1)
     target_ids = targets.clamp(min=0).unsqueeze(1)
-    loss = ((denominator.log() + row_max - logits.gather(1, target_ids)) * has_target).sum()
-    return loss, exp_logits, denominator, has_target, target_ids
-
-
-def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [n, V], targets [n] -> (cross-entropy summed over the targets, its gradient for the logits, in their dtype)."""
-    loss, exp_logits, denominator, has_target, target_ids = _softmax_terms(logits, targets)
+    loss = ((denominator.log() + row_max - logits32.gather(1, target_ids)) * has_target).sum()
     ids = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
     # Compared, not scattered: the compiler cannot fuse a scatter with the loop.
     one_hot = ids == target_ids.int()
@@ -81,7 +75,7 @@ def chunked_cross_entropy(
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
         for rows, _, logits in _chunks(hidden, weight.to(dtype)):
-            total += _softmax_terms(logits, targets[rows])[0]
+            total += F.cross_entropy(logits.float(), targets[rows], ignore_index=IGNORE, reduction="sum")
     return total
 
 

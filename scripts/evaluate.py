@@ -34,10 +34,11 @@ from common.files import atomic_file, temporary_beside, try_to_write
 from common.wording import announce, counted, one_line, printable, without_passwords
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_questions import build_embedded_questions, first_sentence
+from dataset.reading.bad_lines import BadLines, Fault
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, report_of
 from dataset.reading.documents import plain_texts, read_documents
-from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
+from dataset.reading.faults import BadLine, skip_or_raise
 from dataset.reading.file_kinds import choose_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE

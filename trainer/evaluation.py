@@ -181,14 +181,10 @@ class Sampler:
         # The types of transformers do not cover models defined elsewhere.
         model: Any = engine.model
         positions = model.config.max_position_embeddings
-
-        def new_tokens(length: int) -> int:
-            # A long prompt leaves at least half of the positions of a model with few.
-            return min(SAMPLE_TOKENS, max(positions - length, positions // 2))
-
+        # A model with few positions continues for half of them.
+        new_tokens = min(SAMPLE_TOKENS, positions // 2)
         # If a prompt does not fit, keep its end.
-        ids = self.encoder.prompt_ids(prompt)
-        ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
+        ids = self.encoder.prompt_ids(prompt)[-(positions - new_tokens) :]
         # An empty prompt without BOS still needs a token to start with.
         start = ids or [self.encoder.eos_id or 0]
         with evaluation_mode(engine):
@@ -196,7 +192,7 @@ class Sampler:
             with engine.autocast():
                 output = model.generate(
                     torch.tensor([start], device=engine.device),
-                    max_new_tokens=new_tokens(len(start)),
+                    max_new_tokens=new_tokens,
                     do_sample=True,
                     temperature=TEMPERATURE,
                     top_p=TOP_P,

@@ -19,6 +19,7 @@ state dict in a file has whole tensors.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from model.model_minimind import Block
 from trainer.machine.ranks import Ranks, compare_with_main
 from trainer.settings import FULL
 
@@ -110,7 +110,6 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-    from transformers.modeling_layers import GradientCheckpointingLayer
 
     # whole weights, while the model still has them
     weights = model.state_dict() if ranks.is_main else {}
@@ -118,7 +117,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     # Units, each gathered as one: every layer, and the model for the parameters outside the layers.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
-    layers = [module for module in model.modules() if isinstance(module, (Block, GradientCheckpointingLayer))]
+    layers = [module for name, module in model.named_modules() if re.search(r"\.layers?\.\d+$", name)]
     for module in (*layers, model):
         unit = fully_shard(module, mesh=mesh)
         assert isinstance(unit, FSDPModule)

@@ -1,16 +1,14 @@
-"""Size limits of documents, faults in data, and their reports."""
+"""Size limits of documents, and the faults of lines and files."""
 
 import contextlib
 import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from common.errors import DataError
-from common.wording import counted
+from dataset.reading.bad_lines import BadLines, Fault
 from dataset.reading.file_kinds import kind_of
 
 # Maximum bytes of a decompressed line, a text file, a value in a table. A reader holds a few copies of it.
@@ -22,9 +20,6 @@ MANY_VALUES_BYTES = 16 << 20
 MAX_JSON_VALUES = 4_000_000
 # Rendering and cutting a conversation takes 27 times its bytes.
 MAX_CONVERSATION_BYTES = 16 << 20
-
-# faults of each kind whose places are kept
-PLACES = 3
 
 
 class BadLine(Exception):
@@ -125,17 +120,7 @@ def conversion_command(path: Path, encoding: str) -> str:
     return f"decompress it, then {command}" if kind.compression else command
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why a line is no document. line: from 1; the row in a parquet or Arrow file."""
-
-    path: str
-    line: int
-    kind: str
-    reason: str
-
-
-def skip_or_raise(fault: Fault, bad_lines: "BadLines | None") -> None:
+def skip_or_raise(fault: Fault, bad_lines: BadLines | None) -> None:
     """Count a fault as skipped. Errors: DataError if faults are not skipped (None)."""
     if bad_lines is not None:
         bad_lines.add(fault)
@@ -144,41 +129,3 @@ def skip_or_raise(fault: Fault, bad_lines: "BadLines | None") -> None:
     if fault.kind == GBK:
         advice = f"convert the file: {conversion_command(Path(fault.path), 'gb18030')}"
     raise DataError(f"{fault.path}:{fault.line}: {fault.reason}; {advice}")
-
-
-# Constant size: half a billion bad lines take as much memory as ten.
-@dataclass
-class BadLines:
-    """Faults counted by kind, and the first PLACES of each."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    places: dict[str, list[Fault]] = field(default_factory=dict)
-
-    def add(self, fault: Fault) -> None:
-        """Count the next fault."""
-        self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
-        places = self.places.setdefault(fault.kind, [])
-        if len(places) < PLACES:
-            places.append(fault)
-
-    @property
-    def total(self) -> int:
-        """Faults of all kinds."""
-        return sum(self.counts.values())
-
-    def report(self) -> list[str]:
-        """Printable lines: the total, then each kind with its count and first places; none if nothing was skipped."""
-        if not self.total:
-            return []
-        lines = [f"skipped {counted(self.total, 'bad line')}:"]
-        # most frequent first
-        for kind in sorted(self.counts, key=lambda kind: (-self.counts[kind], kind)):
-            lines.append(f"  {kind}: {self.counts[kind]:,}")
-            lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
-        return lines
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "BadLines":
-        """The inverse of `asdict`."""
-        places = {kind: [Fault(**fault) for fault in faults] for kind, faults in data["places"].items()}
-        return cls(data["counts"], places)

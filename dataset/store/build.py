@@ -50,9 +50,10 @@ from common.files import (
 )
 from common.processes import WorkerDied, Workers, usable_cores
 from common.wording import announce, counted
+from dataset.reading.bad_lines import BadLines, Fault
 from dataset.reading.conversations import CONVERSATION, Notes, add_notes, report_of
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
-from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
+from dataset.reading.faults import BadLine, skip_or_raise
 from dataset.reading.file_kinds import choose_files, expand_user, kind_of
 from dataset.reading.remote import is_address
 from dataset.store.token_store import FILES, TokenStore, read_json

@@ -19,9 +19,9 @@ from common.files import atomic_file, digest_of_json
 from common.wording import announce, counted
 from dataset.arrays import Bools
 from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
-from dataset.reading.faults import BadLines
 from dataset.reading.settings import NEAR
 from dataset.store.build import StoreOptions, first_writable, hash_of_text
 from dataset.store.token_store import TokenStore

@@ -18,7 +18,7 @@ import numpy as np
 from common.errors import DataError
 from common.files import digest_of_json, file_digest
 from dataset.arrays import Ints
-from dataset.reading.faults import BadLines
+from dataset.reading.bad_lines import BadLines
 
 # maximum bytes of tokens.bin to check at opening: SHA-256 takes a few hundredths of a second
 MAX_OPEN_CHECK_BYTES = 64 << 20

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from common.errors import DataError
 from common.wording import announce
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, conversation_text, report_of
 from dataset.reading.documents import is_chat_file, read_documents
-from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import choose_files
 from dataset.reading.settings import PARAGRAPHS, TextSettings
 

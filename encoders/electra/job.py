@@ -23,7 +23,7 @@ from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
 from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
-from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, configs, non_padding
+from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, non_padding
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import load_wordpiece, return_segments
@@ -436,16 +436,45 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
             config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer),
         )
     else:
-        pair = configs(
-            settings.network_sizes(),
-            len(tokenizer),
-            tokenizer.pad_token_id,
-            settings.max_seq_len,
-            settings.init_std,
-            settings.position_init,
-            settings.dropout,
-        )
+        pair = configs_of_sizes(settings, len(tokenizer), tokenizer.pad_token_id)
     return ElectraPretrainer(*pair, settings.sampling, settings.gen_smooth, settings.disc_smooth)
+
+
+def configs_of_sizes(
+    settings: ElectraSettings, vocab_size: int, pad_id: int | None = 0
+) -> tuple[ElectraConfig, ElectraConfig]:
+    """(generator's, discriminator's) by flags and published sizes. Errors: ValueError where the divisor does not divide
+    width, heads and FFN."""
+    sizes = settings.network_sizes()
+    divided = ("hidden_size", "num_attention_heads", "intermediate_size")
+    for name in divided:
+        if sizes[name] % sizes["generator_divisor"]:
+            raise ValueError(
+                f"--{name} {sizes[name]} is no multiple of --generator_divisor {sizes['generator_divisor']}, which the "
+                "generator's is divided by"
+            )
+
+    def config(divisor: int) -> ElectraConfig:
+        width, heads, ffn = (sizes[name] // divisor for name in divided)
+        # The default is left out, so that the config is as other code writes it.
+        extra: dict[str, Any] = {} if settings.position_init == "normal" else {"position_init": settings.position_init}
+        return ElectraConfig(
+            vocab_size=vocab_size,
+            embedding_size=sizes["embedding_size"],
+            hidden_size=width,
+            num_hidden_layers=sizes["num_hidden_layers"],
+            num_attention_heads=heads,
+            intermediate_size=ffn,
+            hidden_dropout_prob=settings.dropout,
+            attention_probs_dropout_prob=settings.dropout,
+            max_position_embeddings=max(512, settings.max_seq_len),
+            pad_token_id=pad_id,
+            initializer_range=settings.init_std,
+            **extra,
+        )
+
+    discriminator = config(1)
+    return config(sizes["generator_divisor"]), discriminator
 
 
 def config_of_file(

@@ -8,7 +8,7 @@ V: vocabulary.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,51 +22,6 @@ from model.loss import IGNORE
 NETWORKS = ("generator", "discriminator")
 # tokens per chunk of the vocabulary: `sample` draws a chunk first, then its token
 CHUNK = 256
-
-
-def configs(
-    sizes: Mapping[str, int],
-    vocab_size: int,
-    pad_id: int | None = 0,
-    max_seq_len: int = 512,
-    init_std: float = 0.02,
-    position_init: str = "normal",
-    dropout: float = 0.1,
-) -> tuple[ElectraConfig, ElectraConfig]:
-    """Returns the ElectraConfigs (generator's, discriminator's). sizes: see NETWORK_SIZES.
-
-    init_std: of the initial weights; the published 0.02 fits a width of 768. position_init: see init_position_embeddings.
-    Errors: ValueError where the divisor does not divide width, heads and FFN.
-    """
-    divided = ("hidden_size", "num_attention_heads", "intermediate_size")
-    for name in divided:
-        if sizes[name] % sizes["generator_divisor"]:
-            raise ValueError(
-                f"--{name} {sizes[name]} is no multiple of --generator_divisor {sizes['generator_divisor']}, which the "
-                "generator's is divided by"
-            )
-
-    def config(divisor: int) -> ElectraConfig:
-        width, heads, ffn = (sizes[name] // divisor for name in divided)
-        # The default is left out, so that the config is as other code writes it.
-        extra: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
-        return ElectraConfig(
-            vocab_size=vocab_size,
-            embedding_size=sizes["embedding_size"],
-            hidden_size=width,
-            num_hidden_layers=sizes["num_hidden_layers"],
-            num_attention_heads=heads,
-            intermediate_size=ffn,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-            max_position_embeddings=max(512, max_seq_len),
-            pad_token_id=pad_id,
-            initializer_range=init_std,
-            **extra,
-        )
-
-    discriminator = config(1)
-    return config(sizes["generator_divisor"]), discriminator
 
 
 def init_position_embeddings(network: Any) -> None:

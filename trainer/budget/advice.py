@@ -1,8 +1,5 @@
 """What the laws say about a run with any settings: updates and rates that do not suit it, and the loss to expect."""
 
-from collections.abc import Callable
-from functools import partial
-
 from dataset.packing import RowPlan
 from model.config import parameter_count
 from trainer.budget import laws
@@ -77,29 +74,20 @@ def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> For
     if difficulty < laws.MIN_DIFFICULTY:
         return None
     sources = laws.parts_of(parts.corpus, first_plan.row_targets(0, first_plan.n_rows))
-    law = partial(
-        laws.expected_loss,
-        config,
-        parts=sources,
-        difficulty=difficulty,
-        optimizer=settings.optimizer,
-        # The gain of induction heads was measured with Muon.
-        init_scheme=settings.init_scheme if settings.optimizer == "muon" else "default",
-        context=mean_context(first_plan),
-    )
-    return partial(expected_training_loss, law, laws.unique_tokens(sources), settings.learning_rate)
+    unique_tokens = laws.unique_tokens(sources)
+    context = mean_context(first_plan)
+    # The gain of induction heads was measured with Muon.
+    scheme = settings.init_scheme if settings.optimizer == "muon" else "default"
 
+    def expected_training_loss(tokens: float, rate: float) -> float | None:
+        """After this many tokens, at this learning rate; None: unknown."""
+        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / unique_tokens):
+            return None
+        # of a run that ends here
+        loss = laws.expected_loss(config, tokens, sources, difficulty, settings.optimizer, scheme, context)
+        return loss * (1 + EXCESS_BEFORE_DECAY * min(rate / settings.learning_rate, 1.0))
 
-def expected_training_loss(
-    law: Callable[[float], float], unique_tokens: float, full_rate: float, tokens: float, rate: float
-) -> float | None:
-    """Expected training loss after this many tokens, at this learning rate; None: unknown.
-
-    law: loss of a run that ends after this many tokens. unique_tokens: of the data. full_rate: learning rate before the decay.
-    """
-    if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / unique_tokens):
-        return None
-    return law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / full_rate, 1.0))
+    return expected_training_loss
 
 
 def explain_expected_loss(parameters: float, tokens: float) -> str:

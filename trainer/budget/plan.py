@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,8 @@ def quantity(value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """As 1 h 05 min, 12 min 30 s or 45 s."""
-    minutes, left = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {left:02d} s" if minutes else f"{left} s"
+    """As 1:05:00."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def shape_text(plan: BudgetPlan) -> str:

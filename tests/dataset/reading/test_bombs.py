@@ -15,9 +15,9 @@ import pytest
 
 from common.errors import DataError
 from dataset.reading import documents, faults
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents, split_into_blocks
-from dataset.reading.faults import BadLines
 from tests.dataset.reading.test_formats import COMPRESS
 from tests.helpers import ROOT
 

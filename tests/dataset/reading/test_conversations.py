@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from common.errors import DataError
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import (
     CONVERSATION,
     MAX_TOOL_DEPTH,
@@ -16,7 +17,7 @@ from dataset.reading.conversations import (
     text_of_conversation,
 )
 from dataset.reading.documents import is_chat_file, read_documents
-from dataset.reading.faults import BadLine, BadLines
+from dataset.reading.faults import BadLine
 from dataset.reading.json_files import text_of_line
 from tests.chats import turn
 from tests.dataset.reading.test_formats import write_arrow

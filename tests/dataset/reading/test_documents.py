@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from dataset.reading import documents, faults
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
-from dataset.reading.faults import BadLines
 from dataset.reading.settings import PARAGRAPHS
 
 BOM = b"\xef\xbb\xbf"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from dataset.reading import json_files
+from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import read_documents, split_into_blocks
-from dataset.reading.faults import BadLines
 
 TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
 

@@ -9,8 +9,9 @@ from transformers import ElectraConfig
 
 from encoders.electra import networks
 from encoders.electra.examples import ElectraAssembler
-from encoders.electra.networks import NETWORKS, ElectraPretrainer, configs
-from encoders.electra.settings import SIZES
+from encoders.electra.job import configs_of_sizes
+from encoders.electra.networks import NETWORKS, ElectraPretrainer
+from encoders.electra.settings import ElectraSettings
 from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
 
@@ -22,7 +23,7 @@ TINY = dict(zip(("num_hidden_layers", "hidden_size", "num_attention_heads", "int
 def tiny(seed=0, vocab_size=60, position_init="normal", **options):
     """An ElectraPretrainer without dropout."""
     torch.manual_seed(seed)
-    pair = configs(TINY, vocab_size, position_init=position_init, dropout=0.0)
+    pair = configs_of_sizes(ElectraSettings(**TINY, position_init=position_init, dropout=0.0), vocab_size)
     return ElectraPretrainer(*pair, **options).train()
 
 
@@ -95,7 +96,7 @@ def test_one_step_of_the_public_implementation():
 
 def test_small_has_the_published_number_of_parameters():
     with torch.device("meta"):
-        model = ElectraPretrainer(*configs(vars(SIZES["small"]), 30_522))
+        model = ElectraPretrainer(*configs_of_sizes(ElectraSettings(), 30_522))
     assert sum(p.numel() for p in model.parameters()) == 14_196_219
 
 
@@ -109,8 +110,9 @@ def test_embeddings_are_one_set():
 
 
 def test_networks_that_cannot_share_their_embeddings_are_refused():
+    other, ours = (configs_of_sizes(ElectraSettings(**{**TINY, "embedding_size": n}), 60) for n in (8, 16))
     with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16 in the discriminator"):
-        ElectraPretrainer(configs({**TINY, "embedding_size": 8}, 60)[0], configs(TINY, 60)[1])
+        ElectraPretrainer(other[0], ours[1])
 
 
 def test_the_losses_are_those_of_transformers_heads():
