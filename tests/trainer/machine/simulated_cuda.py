@@ -122,7 +122,10 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        **dict.fromkeys(("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize"), mock.Mock()),
+        # Each its own: torch._dynamo, which may be imported within, wants no two names of one function.
+        **{
+            name: mock.Mock() for name in ("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize")
+        },
         "Event": Event,
     }
     precision = torch.get_float32_matmul_precision()

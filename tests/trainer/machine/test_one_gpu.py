@@ -20,7 +20,8 @@ from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 
 
-def test_pretraining_starts_and_ends_there(data, tmp_path):
+def test_pretraining_starts_and_ends_there(tmp_path):
+    data = write_corpus(tmp_path / "corpus.jsonl", 12)
     with simulated_cuda() as cuda:
         run = train(data_path=data, out_dir=tmp_path / "gpu", device=None)
     assert run.engine.device == torch.device("cuda", 0)
