@@ -19,7 +19,7 @@ inverse assigns a moment to the middle token of each row. All rows are sorted by
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -176,13 +176,13 @@ class Mixture:
         if not self.is_one_plan:
             return
         if n_rows:
-            self.rows = [SourceRows(self._passes(i, math.inf)) for i in range(len(sources))]
+            self.rows = [SourceRows(partial(self._pass, i, math.inf)) for i in range(len(sources))]
             n_targets = n_rows / sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
             wanted = [share * n_targets for share in self.shares]
         else:
             # The longest run that repeats no source more than allowed.
             quotas = self._quotas([source.repeat * epochs for source in sources])
-            self.rows = [SourceRows(self._passes(i, quota)) for i, quota in enumerate(quotas)]
+            self.rows = [SourceRows(partial(self._pass, i, quota)) for i, quota in enumerate(quotas)]
             wanted = [float(quota) for quota in quotas]
         for source, full, tokens in zip(sources, self.pass_targets, wanted, strict=True):
             if tokens / full > MAX_REPEATS:
@@ -200,17 +200,13 @@ class Mixture:
         # Rounding can put the scarcest source slightly above what it has.
         return [max(1, min(int(limit), round(size * share))) for limit, share in zip(limits, self.shares, strict=True)]
 
-    def _passes(self, i: int, wanted: float) -> Callable[[int], RowPlan | None]:
-        """Returns the function from a pass number to its plan, None once the passes have `wanted` targets."""
-
-        def make(number: int) -> RowPlan | None:
-            left = wanted - number * self.pass_targets[i]
-            if left <= 0:
-                return None
-            chosen = self.documents[i] if left >= self.pass_targets[i] else self._arc(i, 0, round(left))
-            return self.make_plan(chosen, self._stream(i, number))
-
-        return make
+    def _pass(self, i: int, wanted: float, number: int) -> RowPlan | None:
+        """The plan of a pass over a source; None if the passes before it have the `wanted` targets."""
+        left = wanted - number * self.pass_targets[i]
+        if left <= 0:
+            return None
+        chosen = self.documents[i] if left >= self.pass_targets[i] else self._arc(i, 0, round(left))
+        return self.make_plan(chosen, self._stream(i, number))
 
     def _stream(self, i: int, number: int) -> int:
         """The random stream of a pass, or of an epoch, of a source."""

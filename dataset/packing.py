@@ -123,16 +123,10 @@ def target_counts(store: Documents) -> Ints:
     return np.maximum(np.diff(store.offsets) - 1, 0).astype(np.uint32)
 
 
-class Run(NamedTuple):
-    """Each of the rows first_row ... first_row + rows - 1 takes the next `each` pieces."""
-
-    first_row: int
-    rows: int
-    each: int
-
-
 # consecutive rows: (first row, number of rows)
 Span = tuple[int, int]
+# (first row, number of rows, next pieces that each of them takes)
+Run = tuple[int, int, int]
 
 
 def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
@@ -171,7 +165,7 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Span]], int]:
                 # The last row takes what is left.
                 each = min(fit, count)
                 taken = min(rows, count // each)
-                runs.append(Run(first, taken, each))
+                runs.append((first, taken, each))
                 count -= taken * each
                 left = free - each * length
                 room[left].append((first, taken))
@@ -343,13 +337,13 @@ class EpochPlan(RowPlan):
         keys = self._pieces_by_length(bits)
         # Runs consume the list in order; the next one starts at `at`.
         at = 0
-        for run in runs:
-            for lo, hi in chunks(run.rows):
+        for first_row, rows, each in runs:
+            for lo, hi in chunks(rows):
                 # A view: changes go to `keys`.
-                part = keys[at : at + (hi - lo) * run.each]
-                rows_of_part = epoch_row[run.first_row + lo : run.first_row + hi].astype(np.uint64)
+                part = keys[at : at + (hi - lo) * each]
+                rows_of_part = epoch_row[first_row + lo : first_row + hi].astype(np.uint64)
                 part &= LOW
-                part |= np.repeat(rows_of_part << HALF, run.each)
+                part |= np.repeat(rows_of_part << HALF, each)
                 at += len(part)
         assert at == self.n_pieces
         # Freed before the sort: with many rows it is large.

@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from common.start import script_path, shell_line
 from trainer.job import RunContext
-from trainer.machine import cpu_ranks
 from trainer.machine.command_line import StopSignals
-from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads
+from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads, processes_of, run_forked
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.saving.run_folder import check_writable, release_locks, take_lock
@@ -73,7 +72,10 @@ def launch(
         return work(join)
     assert isinstance(settings, DividedMachineSettings)
     # In a notebook, which may have computed something, only if the flag says so.
-    return cpu_ranks.run(work, join, settings, batch_of, allow_auto=argv is None)
+    n_processes, notices = processes_of(settings, batch_of, allow_auto=argv is None)
+    if n_processes == 1:
+        return work(join, notices)
+    return run_forked(n_processes, partial(work, notices=notices))
 
 
 def lock_files(ranks: Ranks, *stems: Path) -> None:
@@ -82,10 +84,6 @@ def lock_files(ranks: Ranks, *stems: Path) -> None:
     stems: paths of the files without suffix. Errors: UserError that names the run that is writing them, or says why
     they cannot be written.
     """
-
-    def check_and_lock() -> None:
-        for stem in stems:
-            check_writable(stem)
-            take_lock(stem)
-
-    on_main(ranks, check_and_lock)
+    for stem in stems:
+        on_main(ranks, partial(check_writable, stem))
+        on_main(ranks, partial(take_lock, stem))

@@ -12,6 +12,8 @@ Read on in trainer/loop.py (the loop) and encoders/electra/job.py (what is train
 """
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -26,11 +28,34 @@ if __name__ == "__main__":
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
     ElectraSettings.parse()
 
-from encoders.electra.command import main
+from encoders.electra.job import ElectraJob
+from encoders.electra.settings import ElectraSettings, batch_size_of
+from trainer.job import RunContext
+from trainer.launch import launch
+from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
+from trainer.machine.cpu_ranks import ShareableBatch
 
-# a name that other people's code imports
-__all__ = ["main"]
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train with these flags. Returns the exit code. argv: as in trainer/command.py."""
+    settings = ElectraSettings.parse(argv)
+    return launch(train, settings, argv, partial(shareable_batch, settings))
+
+
+def shareable_batch(settings: ElectraSettings) -> ShareableBatch:
+    """Known before anything is opened; networks from files count as the published size."""
+    size = settings.network_sizes()
+    width = size["hidden_size"]
+    # Layers of both networks (the generator's are narrower), and shared embeddings of 30,522 entries, as published.
+    layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
+    parameters = layers + 30_522 * size["embedding_size"]
+    return ShareableBatch(batch_size_of(settings, 1), settings.max_seq_len, parameters)
+
+
+def train(settings: ElectraSettings, run_context: RunContext) -> int:
+    return Trainer(ElectraJob(settings, run_context), run_context).run()
+
 
 if __name__ == "__main__":
     run_cli(main)

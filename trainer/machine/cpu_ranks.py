@@ -41,8 +41,6 @@ from trainer.settings import DividedMachineSettings
 
 # makes this process a rank
 Join = Callable[[], tuple[Ranks, torch.device]]
-# (join, lines for the user about the processes) -> exit code
-Work = Callable[[Join, Sequence[str]], int]
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,6 @@ class ShareableBatch:
     positions: int
     parameters: int
     obstacle: str = ""
-
-
-def run(
-    work: Work,
-    join_alone: Join,
-    settings: DividedMachineSettings,
-    batch_of: Callable[[], ShareableBatch | None],
-    allow_auto: bool,
-) -> int:
-    """Do the work in as many processes as `processes_of` says. Returns its exit code. join_alone: of one process."""
-    n, notices = processes_of(settings, batch_of, allow_auto)
-    if n == 1:
-        return work(join_alone, notices)
-    return run_forked(n, lambda join: work(join, notices))
 
 
 # ------------------------------------------------------------------------------------------------------ how many
