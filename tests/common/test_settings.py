@@ -114,12 +114,21 @@ def test_a_flag_of_several_values_may_come_several_times():
     assert PretrainSettings.parse(["--data_path", "a", "b", "--data_path", "c"]).data_path == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "'no'"])
-def test_a_value_is_the_text_that_stands_there(text, tmp_path):
-    """Reference: the same text as a flag. YAML alone would make ten, ninety, a date or a number of it."""
+@pytest.mark.parametrize(
+    "content, given",
+    [
+        # YAML alone would make ten, ninety, a date or a number of it.
+        *((f"out_dir: {text}\n", ["--out_dir", text]) for text in ("012", "1:30", "2026-11-21", "1e3")),
+        ("out_dir: 'no'\n", ["--out_dir", "no"]),
+        # What the file does not say is the default.
+        ("epochs: null\ndata_path: []\nuse_moe:\n", []),
+    ],
+)
+def test_a_value_is_the_text_that_stands_there(content, given, tmp_path):
+    """Reference: the same text as a flag."""
     path = tmp_path / "run.yaml"
-    path.write_text(f"out_dir: {text}\n")
-    assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(["--out_dir", text.strip("'")])
+    path.write_text(content)
+    assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(given)
 
 
 @pytest.mark.parametrize("texts", [["-foo"], ["->", "b"], ["a", "--epochs=3"]])
@@ -127,12 +136,6 @@ def test_a_list_of_texts_may_look_like_flags(texts, tmp_path):
     settings = PretrainSettings(data_path=texts)
     write_settings(settings, tmp_path / "run.yaml")
     assert PretrainSettings.parse(["--config", str(tmp_path / "run.yaml")]) == settings
-
-
-def test_what_the_file_does_not_say_is_the_default(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("epochs: null\ndata_path: []\nuse_moe:\n")
-    assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse([])
 
 
 def test_flags_win_over_the_file(tmp_path):

@@ -6,19 +6,12 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from model.model_minimind import MiniMindForCausalLM, MiniMindLM
 from tests.helpers import tiny_model
-
-KINDS = {
-    "minimind2": {},
-    "minimind3": {"generation": "minimind3", "head_dim": 16},
-    "minimind2_moe": {"use_moe": True},
-    "minimind3_moe": {"generation": "minimind3", "use_moe": True},
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
+from tests.model.test_training_losses import KINDS, every_kind
+from tests.model.test_training_losses import tiny as tiny_to_train
 
 
-def tiny(kind="minimind2", **fields):
-    sizes = {"vocab_size": 61, "num_key_value_heads": 2}
-    model = tiny_model(**{**sizes, **KINDS[kind], **fields}).eval()
+def tiny(kind="minimind2"):
+    model = tiny_to_train(kind).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             parameter.data.normal_(0, 0.3)  # far from the uniform distribution, so that wrong attention shows

@@ -3,11 +3,11 @@
 import pytest
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from scripts import generate
-from scripts.play import PlayedModel
 from tests.chats import with_template
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT
+from tests.scripts.playground.pages import played_model
 
 FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
 OTHER = "{% for m in messages %}other{% endfor %}"
@@ -23,17 +23,12 @@ def chat(weight, folder):
     return generate.main([*words, "hello"])
 
 
-def played(folder):
-    tokenizer = load_tokenizer(folder)
-    return PlayedModel("tiny", tiny_model(vocab_size=6400), tokenizer, DocumentEncoder(tokenizer))
-
-
 def test_the_default_one_of_several_writes_a_conversation(tmp_path):
     place = with_template(tmp_path, named(tool_use=OTHER, default=FOREIGN))
     tokenizer = load_tokenizer(place)
     ids = generate.turns_encoder(tokenizer)([{"role": "user", "content": "hello"}])
     assert tokenizer.decode(ids) == "[user: hello]"
-    assert played(place).chat
+    assert played_model(folder=place).chat
 
 
 @pytest.mark.parametrize("template", [None, "", named(tool_use=OTHER, rag=FOREIGN), 5])
@@ -42,7 +37,7 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp
     with pytest.raises(UserError, match="has no chat template, or several of which none is called default") as error:
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
-    assert not played(place).chat
+    assert not played_model(folder=place).chat
 
 
 def test_our_template_without_our_special_tokens_is_one_line(monkeypatch):

@@ -15,7 +15,8 @@ from model.weight_record import ROW_LENGTH_FIELD
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from scripts.evaluate import Row, Scorer, ratio, share
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT
+from tests.scripts.test_export import write
 from trainer.saving.weights import save_pth
 
 PAIR = '{"sentence_good": "a b", "sentence_bad": "b"}\n'
@@ -25,13 +26,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", 
 @pytest.fixture(scope="module")
 def weight(tmp_path_factory):
     """Weights far from their initial values, so that sentences differ in probability."""
-    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
-    model = tiny_model(vocab_size=6400)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.3)
-    save_pth(model.state_dict(), model.config.to_dict(), stem)
-    return f"{stem}.pth"
+    return str(write(tmp_path_factory.mktemp("out")))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import moe
 from model.fast import experts as ways
-from tests.helpers import train, write_corpus
+from tests.helpers import train
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.engine import Engine
 
@@ -52,9 +52,8 @@ class Watch:
         return result
 
 
-def watched_run(tmp_path, **flags):
+def watched_run(**flags):
     """(Watch, Trainer) of a run on a simulated GPU."""
-    data = write_corpus(tmp_path / "corpus.jsonl", 60)
     with simulated_cuda() as cuda, contextlib.ExitStack() as patches:
         watch = Watch(cuda.mode)
         for name in ("micro_batch", "update", "poll"):
@@ -64,7 +63,7 @@ def watched_run(tmp_path, **flags):
                 return watch.call(method, engine, *args, **kwargs)
 
             patches.enter_context(mock.patch.object(Engine, name, watched))
-        run = train(data_path=data, out_dir=tmp_path / "out", device=None, max_updates=8, log_interval=1000, **flags)
+        run = train(device=None, max_updates=8, log_interval=1000, **flags)
     return watch, run
 
 
@@ -76,11 +75,11 @@ def watched_run(tmp_path, **flags):
         ({"use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2}, "bfloat16", "adamw"),
     ],
 )
-def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, tmp_path, monkeypatch):
+def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):
     """Experts are computed in blocks."""
     in_blocks = mock.Mock(wraps=ways.blocked_experts)
     monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
-    watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, **fields)
+    watch, run = watched_run(data_path=data, out_dir=tmp_path, dtype=dtype, optimizer=optimizer, **fields)
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"
     assert run.engine.scaler.is_enabled() == (dtype == "float16")

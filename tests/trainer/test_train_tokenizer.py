@@ -30,11 +30,6 @@ def test_a_command_that_needs_no_model_imports_neither_torch_nor_transformers(co
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(MODEL)
-
-
-@pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A jsonl of made-up words, Chinese, code and the literal text of special tokens."""
     draw = random.Random(0)

@@ -110,11 +110,9 @@ def test_embeddings_are_one_set():
 
 
 def test_networks_that_cannot_share_their_embeddings_are_refused():
+    other, ours = (configs_of_sizes(ElectraSettings(**{**TINY, "embedding_size": n}), 60) for n in (8, 16))
     with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16 in the discriminator"):
-        other, tiny_pair = (
-            configs_of_sizes(ElectraSettings(**{**TINY, "embedding_size": size}), 60) for size in (8, 16)
-        )
-        ElectraPretrainer(other[0], tiny_pair[1])
+        ElectraPretrainer(other[0], ours[1])
 
 
 def test_the_losses_are_those_of_transformers_heads():

@@ -29,9 +29,9 @@ HOSTILE = (
 )
 
 
-def played_model(name="tiny", **fields):
-    """A PlayedModel of random weights with the repository's tokenizer."""
-    tokenizer = load_tokenizer(ROOT / "model")
+def played_model(name="tiny", folder=ROOT / "model", **fields):
+    """A PlayedModel of random weights with the tokenizer of a folder, of the repository's size."""
+    tokenizer = load_tokenizer(folder)
     model = tiny_model(**{"vocab_size": 6400, **fields}).eval()
     return PlayedModel(name, model, tokenizer, DocumentEncoder(tokenizer))
 

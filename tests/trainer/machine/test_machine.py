@@ -1,5 +1,6 @@
 """Devices, precision, seeds, errors. References: torch's own state, the environment as torchrun sets it."""
 
+import contextlib
 import os
 import signal
 from datetime import timedelta
@@ -11,6 +12,8 @@ import torch
 from common.errors import UserError
 from common.processes import ignore_stop_signals
 from tests.helpers import complaint
+from tests.trainer.machine.simulated_cuda import simulated_cuda
+from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
@@ -130,18 +133,24 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
     assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 
+SECOND_OF_TWO = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
 @pytest.mark.parametrize(
-    "variables, said",
+    "changes, machine, said",
     [
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}, r"RANK=0, LOCAL_RANK=\(not set\), WORLD_SIZE=1"),
-        ({"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=x, "),
+        ({"LOCAL_RANK": None}, contextlib.nullcontext, r"RANK=1, LOCAL_RANK=\(not set\), WORLD_SIZE=2"),
+        ({"RANK": "x"}, contextlib.nullcontext, "RANK=x, "),
+        ({}, simulated_cuda, "more processes than this machine has GPUs"),
+        ({}, simulated_mps, "data parallel does not work on mps"),
     ],
 )
-def test_a_launchers_variables_that_do_not_fit_are_one_line(variables, said, monkeypatch):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=said) as error:
-        init_distributed_mode("cpu")
+def test_a_launch_that_does_not_fit_is_one_line(changes, machine, said, monkeypatch):
+    for name, value in {**SECOND_OF_TWO, **changes}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with machine(), pytest.raises(UserError, match=said) as error:
+        init_distributed_mode()
     assert "\n" not in str(error.value)
 
 

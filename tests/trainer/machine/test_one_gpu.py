@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.errors import UserError
 from model import backend as backends
 from model import model_minimind, moe
 from model.fast import experts as ways
@@ -21,8 +20,7 @@ from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 
 
-def test_pretraining_starts_and_ends_there(tmp_path):
-    data = write_corpus(tmp_path / "corpus.jsonl", 12)
+def test_pretraining_starts_and_ends_there(data, tmp_path):
     with simulated_cuda() as cuda:
         run = train(data_path=data, out_dir=tmp_path / "gpu", device=None)
     assert run.engine.device == torch.device("cuda", 0)
@@ -33,9 +31,8 @@ def test_pretraining_starts_and_ends_there(tmp_path):
     assert losses(run) == losses(train(data_path=data, out_dir=tmp_path / "cpu"))
 
 
-def test_a_card_without_bfloat16_trains_in_float16(tmp_path, capsys):
+def test_a_card_without_bfloat16_trains_in_float16(data, tmp_path, capsys):
     """As a T4."""
-    data = write_corpus(tmp_path / "corpus.jsonl", 12)
     with simulated_cuda(capability=(7, 5)):
         run = train(data_path=data, out_dir=tmp_path, device=None, dtype="bfloat16", max_updates=2)
     assert run.engine.dtype is torch.float16 and run.engine.scaler.is_enabled()
@@ -172,10 +169,3 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
         assert device == torch.device("cuda", local_rank) and cuda.chosen == [local_rank]
         assert asked["backend"] == backend
         assert asked["device_id"] == (device if nccl else None)
-
-
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    for name, value in rank_environments(2)[1].items():
-        monkeypatch.setenv(name, value)
-    with simulated_cuda(gpus=1), pytest.raises(UserError, match="more processes than this machine has GPUs"):
-        ranks_module.init_distributed_mode()

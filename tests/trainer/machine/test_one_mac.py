@@ -2,15 +2,11 @@
 
 import pytest
 
-from common.errors import UserError
-from tests.faults.harness import rank_environments
-from tests.helpers import losses, train, write_corpus
+from tests.helpers import losses, train
 from tests.trainer.machine.simulated_mps import simulated_mps
-from trainer.machine import ranks as ranks_module
 
 
-def test_pretraining_starts_ends_and_goes_on_there(tmp_path):
-    data = write_corpus(tmp_path / "corpus.jsonl", 20)
+def test_pretraining_starts_ends_and_goes_on_there(data, tmp_path):
     options = {"data_path": data, "dtype": "float32", "val_fraction": 0.2, "use_moe": 1}
     with simulated_mps() as mode:
         run = train(**options, out_dir=tmp_path / "mac", device=None)
@@ -21,10 +17,3 @@ def test_pretraining_starts_ends_and_goes_on_there(tmp_path):
     # Sums for the log are in float32 there.
     on_cpu = train(**options, out_dir=tmp_path / "cpu", device="cpu")
     assert losses_there == pytest.approx(losses(on_cpu), rel=1e-5)
-
-
-def test_several_ranks_are_refused_in_a_line(monkeypatch):
-    for name, value in rank_environments(2)[0].items():
-        monkeypatch.setenv(name, value)
-    with simulated_mps(), pytest.raises(UserError, match="data parallel does not work on mps"):
-        ranks_module.init_distributed_mode()
