@@ -253,9 +253,8 @@ class Corpus:
             documents, pass_targets = self.mixture.documents, self.mixture.pass_targets
         sources = []
         for source, of_source, full, tokens in zip(self.sources, documents, pass_targets, trained, strict=True):
-            share = tokens / max(sum(trained), 1)
-            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(full, 1)}
-            sources.append({"paths": source.paths, **figures})
+            figures = {"share": tokens / max(sum(trained), 1), "tokens": tokens, "passes": tokens / max(full, 1)}
+            sources.append({"paths": source.paths, "documents": len(of_source), **figures})
         return sources
 
     def mixture_report(self, epoch: int) -> list[str]:
@@ -380,8 +379,6 @@ class ValidationBatches:
 
     n_bytes: UTF-8 bytes of the documents' texts; None if only part of the text is predicted. target_filter: see Corpus.
     """
-
-    n_bytes: int | None
 
     def __init__(self, store: Documents, documents: Ints, max_seq_len: int, target_filter: TargetFilter | None) -> None:
         self.plan = EpochPlan(

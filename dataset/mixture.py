@@ -276,15 +276,12 @@ class Mixture:
     def repeats_beyond_limit(self, plan: RowPlan) -> str:
         """Describes sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
         excesses = []
-        for source, full, targets in zip(
-            self.sources, self.pass_targets, plan.source_targets(plan.n_rows), strict=True
-        ):
+        of_run = plan.source_targets(plan.n_rows)
+        for source, full, targets in zip(self.sources, self.pass_targets, of_run, strict=True):
             passes = targets / full
             if passes > source.repeat:
-                excesses.append(
-                    f"{source.name} needs {passes:,.2f} passes and is allowed {source.repeat:g} "
-                    f"(x{math.ceil(passes)} is enough)"
-                )
+                needed = f"{source.name} needs {passes:,.2f} passes"
+                excesses.append(f"{needed} and is allowed {source.repeat:g} (x{math.ceil(passes)} is enough)")
         return "; ".join(excesses)
 
     def trained_before(self, epoch: int) -> list[int]:
@@ -297,9 +294,7 @@ class Mixture:
 
     def layout(self) -> dict[str, object]:
         """Settings that a resume must not change."""
-        shares = []
-        for curve in self.curves:
-            shares.append([list(point) for point in curve.points])
+        shares = [[list(point) for point in curve.points] for curve in self.curves]
         layout: dict[str, object] = {"shares": shares, "repeats": [source.repeat for source in self.sources]}
         if self.is_one_plan:
             layout["epochs"] = self.epochs

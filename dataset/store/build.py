@@ -178,11 +178,10 @@ def open_or_build(
 
 def read_hashes(folder: Path) -> list[list[Any]]:
     """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none if it is damaged."""
-    content = read_json(folder / "hashes.json")
+    content: Any = read_json(folder / "hashes.json")
     if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
         return []
-    entries: list[list[Any]] = content["files"]
-    return entries
+    return list(content["files"])
 
 
 @contextlib.contextmanager

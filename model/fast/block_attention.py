@@ -32,10 +32,8 @@ def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
     # The query heads that share a key head become rows of one product, ordered by position: row w * R + r.
     by_position = q.view(B, G, R, T, D).transpose(2, 3)  # [B, G, T, R, D]
     query_blocks = [block.reshape(B * G, -1, D) for block in by_position.split(width, dim=2)]  # [B*G, W*R, D]
-    mask_blocks = []
-    for i, block in enumerate(mask.split(width, dim=2)):
-        end = min((i + 1) * width, T)
-        mask_blocks.append(block[..., :end])  # [B, 1, W, S]
+    # [B, 1, W, S]: a block needs the keys up to its end.
+    mask_blocks = [block[..., : (i + 1) * width] for i, block in enumerate(mask.split(width, dim=2))]
 
     outputs = _BlockAttention.apply(k.reshape(B * G, T, D), v.reshape(B * G, T, D), mask_blocks, *query_blocks)
     outputs = [block.view(B, G, -1, R, D) for block in outputs]

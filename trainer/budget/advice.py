@@ -28,7 +28,12 @@ def advise(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> tuple[li
     lines = notes_on_rates(parts.settings, parameters, overview.tokens, update_tokens)
     forecast = forecast_of(parts, first_plan, overview)
     if forecast is not None:
-        lines.append(explain_expected_loss(parameters, overview.tokens))
+        error = laws.LOSS_ERROR_OF_SMALL if min(parameters, overview.tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
+        lines.append(
+            "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
+            f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
+            "data (encoding, order, a tokenizer for another language)"
+        )
     return lines, forecast
 
 
@@ -88,13 +93,3 @@ def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> For
         return loss * (1 + EXCESS_BEFORE_DECAY * min(rate / settings.learning_rate, 1.0))
 
     return expected_training_loss
-
-
-def explain_expected_loss(parameters: float, tokens: float) -> str:
-    """Explanation of `expected` in the log lines, printed before them. tokens: of the run."""
-    error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
-    return (
-        "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
-        f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
-        "data (encoding, order, a tokenizer for another language)"
-    )

@@ -21,7 +21,7 @@ class TextKind(NamedTuple):
     """Kind of the training text. make_encoder: builds the encoder of a tokenizer. trains_answers: conversations, with a loss
     on the answers only. data_flags: flags to check if a resume finds other data.
 
-    default_file: default data, in dataset/. If that is absent, build_embedded writes an embedded corpus, unless it exists, and
+    default_file: default data. If that is absent, build_embedded writes an embedded corpus, unless it exists, and
     returns its path; embedded_description: its content.
     """
 
@@ -29,7 +29,7 @@ class TextKind(NamedTuple):
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
     trains_answers: bool
     data_flags: str
-    default_file: str
+    default_file: Path
     build_embedded: Callable[[], Path]
     embedded_description: str
 
@@ -39,7 +39,7 @@ DOCUMENTS = TextKind(
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     trains_answers=False,
     data_flags="--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate",
-    default_file="pretrain_hq.jsonl",
+    default_file=ROOT / "dataset" / "pretrain_hq.jsonl",
     build_embedded=build_embedded_corpus,
     embedded_description="the documentation inside the installed Python",
 )
@@ -96,25 +96,16 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS) -> Sequence[str 
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
         return settings.data_path
-    default = ROOT / "dataset" / kind.default_file
-    return [str(default if default.exists() else kind.build_embedded())]
+    return [str(kind.default_file if kind.default_file.exists() else kind.build_embedded())]
 
 
 def announce_embedded_corpus(settings: DataSettings, kind: TextKind) -> None:
     """Tell the user of the embedded corpus if the run trains on it."""
-    default = ROOT / "dataset" / kind.default_file
-    if not (settings.mixture or settings.data_path or default.exists()):
+    if not (settings.mixture or settings.data_path or kind.default_file.exists()):
         announce(
-            f"no {default}: training on {kind.embedded_description} ({kind.build_embedded()}).\n"
+            f"no {kind.default_file}: training on {kind.embedded_description} ({kind.build_embedded()}).\n"
             "dataset/README.md explains how to get a full corpus; --data_path trains on your own text."
         )
-
-
-def length_of_mixture(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> str:
-    """The length that changing shares are laid out for; "": epochs, which are in the row layout."""
-    if not (settings.max_updates and corpus.shares_change):
-        return ""
-    return f"{counted(settings.max_updates, 'update')} of {counted(update_rows, 'row')}"
 
 
 def length_of_run(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> Length:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from common.wording import counted
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS
 from model.weight_record import ROW_LENGTH_FIELD
@@ -19,7 +20,7 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import seed_everything
 from trainer.optim.schedules import SCHEDULES, wsd
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.overview import pretraining_overview
 from trainer.pretrain.parts import Parts
@@ -198,7 +199,11 @@ class PretrainJob(Job):
 
 def identity_of(parts: Parts) -> Identity:
     """What a resume must share with its run."""
-    encoder, config, corpus = parts.encoder, parts.model.config, parts.corpus
+    settings, encoder, config, corpus = parts.settings, parts.encoder, parts.model.config, parts.corpus
+    # that changing shares are laid out for; "": epochs, which are in the row layout
+    length_of_mixture = ""
+    if settings.max_updates and corpus.shares_change:
+        length_of_mixture = f"{counted(settings.max_updates, 'update')} of {counted(parts.batching.rows, 'row')}"
     return Identity(
         entries={
             # The first difference is reported. This entry comes first, since it changes the tokenizer's fingerprint too.
@@ -207,8 +212,8 @@ def identity_of(parts: Parts) -> Identity:
             "data": corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": {name: getattr(config, name) for name in ARCHITECTURE},
             "row layout": corpus.layout(),
-            "length of the mixture": length_of_mixture(parts.settings, corpus, parts.batching.rows),
-            "optimizer": parts.settings.optimizer,
+            "length of the mixture": length_of_mixture,
+            "optimizer": settings.optimizer,
         },
         defaults={"architecture": {name: DECLARATIONS[name]["defaults"][config.generation] for name in ARCHITECTURE}},
         flags_to_check={

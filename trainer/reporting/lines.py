@@ -23,7 +23,6 @@ LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: int) -> tuple[str, dict[str, Any]]:
     """Returns (line on what a run derives from its flags, record of its start). updates: of the run."""
     ranks, device = run_context.ranks, run_context.device
-    settings = job.settings
     plan = overview.plan
     batching = job.batching
     micro_batches = counted(batching.micro_batches, "micro-batch", "micro-batches")
@@ -38,7 +37,7 @@ def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: 
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": run_context.command,
-        "settings": {name: value for name, value in settings.values().items() if value is not None},
+        "settings": {name: value for name, value in job.settings.values().items() if value is not None},
         "model": overview.model_fields,
         "data": {
             **data,

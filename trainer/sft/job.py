@@ -25,7 +25,7 @@ CONVERSATIONS = TextKind(
     lambda tokenizer, settings: ChatEncoder(tokenizer),
     trains_answers=True,
     data_flags="--data_path, --skip_bad_lines, --deduplicate",
-    default_file=USUAL_FILE,
+    default_file=ROOT / "dataset" / USUAL_FILE,
     build_embedded=build_embedded_questions,
     embedded_description="questions on the documentation inside the installed Python",
 )
@@ -104,11 +104,10 @@ def defaults_for_data_size(settings: SftSettings) -> tuple[SftSettings, str | No
 
 def bytes_of_data(settings: SftSettings) -> float:
     """Size of the files on disk, compressed or not; infinite for remote ones."""
-    usual = ROOT / "dataset" / USUAL_FILE
-    if not settings.data_path and not usual.exists():
+    if not settings.data_path and not CONVERSATIONS.default_file.exists():
         return EMBEDDED_BYTES
     total = 0.0
-    for source in group_sources(settings.data_path or [str(usual)]):
+    for source in group_sources(settings.data_path or [str(CONVERSATIONS.default_file)]):
         for path in source.paths:
             if is_address(path):
                 return math.inf
