@@ -39,9 +39,11 @@ def first_keys(config: MiniMindConfig, queries: torch.Tensor, document_ids: torc
     Never decreases along a row: `block_mask` relies on it.
     """
     if document_ids is None:
-        return torch.zeros_like(queries).unsqueeze(0)
-    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
-    return torch.where(begins, queries, 0).cummax(dim=1).values
+        starts = torch.zeros_like(queries).unsqueeze(0)
+    else:
+        begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+        starts = torch.where(begins, queries, 0).cummax(dim=1).values
+    return starts
 
 
 def dense_mask(first: torch.Tensor) -> torch.Tensor:

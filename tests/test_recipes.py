@@ -230,6 +230,10 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
     for folder, epochs in ("whole", "4"), ("stopped", "2"), ("stopped", "4"):
         length = ["--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
         run(copy, "trainer/train_dpo.py", *given, *words, tmp_path / "lora_64.pth", *length)
+    # The reference of a resume is that of its run.
+    length = ["--epochs", "6", "--from_resume", "1", "--out_dir", tmp_path / "whole"]
+    with pytest.raises(AssertionError, match="weights of the start"):
+        run(copy, "trainer/train_dpo.py", *given, *words, tmp_path / "pretrain_64.pth", *length)
     lines = log_lines(tmp_path / "whole" / "dpo_64.metrics.jsonl")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[-1]["loss"] < 0.3 and lines[-1]["accuracy"] == 1
