@@ -57,7 +57,7 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
     # The plan, or the job, chooses the rows.
     is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
     rows = MAX_MICRO_ROWS["cpu"] if is_open else settings.batch_size
-    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config))
+    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config), is_open)
 
 
 def train(settings: PretrainSettings, run_context: RunContext, job_class: type[PretrainJob]) -> int:

@@ -9,8 +9,8 @@ import pytest
 from tests.faults.test_ranks import ledgers_agree
 from tests.helpers import is_running, wait_until
 
-# Three rows in a micro-batch: one of two processes has two of them. 60 documents leave a ragged last update.
-ROWS = {"batch_size": 3, "accumulation_steps": 2}
+# Four rows in a micro-batch, so that each of two processes has two of them. 60 documents leave a ragged last update.
+ROWS = {"batch_size": 4, "accumulation_steps": 2}
 TWO = {**ROWS, "cpu_processes": 2}
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.files import atomic_file
+from common.files import atomic_file, read_object
 from trainer.machine.compiling import COMPILE_SECONDS
 
 FILE_NAME = "compile_seconds.json"
@@ -17,6 +17,7 @@ NEW = "new"
 CACHED_SHARE = 0.15
 # More means that other programs disturbed it, and no run would be compiled any more.
 MAX_SECONDS = 2 * COMPILE_SECONDS
+MIN_SECONDS = 1.0
 
 
 class CompileTimes:
@@ -31,8 +32,11 @@ class CompileTimes:
         default = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
         self.path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", default)) / FILE_NAME
         self.seconds: dict[str, float] = {}
-        if self.path.is_file():
-            self.seconds = json.loads(self.path.read_text())
+        # Whatever stands there was of use for speed alone.
+        with contextlib.suppress(OSError, ValueError):
+            for name, seconds in read_object(self.path).items():
+                if isinstance(seconds, float):
+                    self.seconds[name] = seconds
 
     def least(self) -> float:
         """Seconds of the code that compiles fastest."""
@@ -44,7 +48,8 @@ class CompileTimes:
 
     def remember(self, key: str, seconds: float) -> None:
         """Record how long it took. If the folder cannot be written, nothing is remembered."""
-        seconds = min(seconds, MAX_SECONDS)
+        # A difference of two times, which may be noise where the process has compiled the code before
+        seconds = min(max(seconds, MIN_SECONDS), MAX_SECONDS)
         if key in self.seconds:
             self.seconds[key] = seconds
         else:

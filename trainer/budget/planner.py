@@ -65,6 +65,8 @@ WORTH_FLOAT32 = 1.25
 # Longer rows are taken below this ratio of expected losses. Half of the gain is only that validation has longer rows too: with
 # sliding windows for both, 1.8 % become 0.9 %.
 WORTH_LONG_ROWS = 0.99
+# Rows of an update of long rows, relative to the best size of updates
+MAX_BATCH_RATIO = 1.7
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
 # Candidate rows of an update; even, so that two processes can share them.
@@ -249,7 +251,11 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
         except UserError:
             # The plan itself reports what is too little.
             return False
-        return longer_plan.loss < WORTH_LONG_ROWS * plan.loss
+        # With many ranks, a row each may be too many.
+        is_too_large = longer_plan.batching.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
+            longer_plan.tokens
+        )
+        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
     return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 

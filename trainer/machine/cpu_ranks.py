@@ -45,13 +45,16 @@ Join = Callable[[], tuple[Ranks, torch.device]]
 
 @dataclass(frozen=True)
 class ShareableBatch:
-    """A micro-batch that processes may share. rows: the most, if they are still to be chosen. obstacle: why its loss cannot be
-    computed in parts, or ""."""
+    """A micro-batch that processes may share.
+
+    rows: --batch_size, or the most that may still be chosen (rows_are_open). obstacle: why its loss cannot be computed in parts, or "".
+    """
 
     rows: int
     positions: int
     parameters: int
     obstacle: str = ""
+    rows_are_open: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------ how many
@@ -94,6 +97,11 @@ def processes_of(
         raise UserError(f"--cpu_processes {asked}: {batch.obstacle}; drop the flag")
     else:
         n = int(asked)
+        # Else an update would have fewer micro-batches, which the flags of intervals count.
+        if not batch.rows_are_open and batch.rows % n:
+            raise UserError(
+                f"--cpu_processes {n}: --batch_size {batch.rows} cannot be divided by it; use a number that does, or auto"
+            )
     if n == 1:
         return 1, []
     line = (

@@ -198,15 +198,16 @@ def resolve_batch_size(
         update_rows = Batching.of(settings, ONE_RANK).rows
         usual = update_rows // settings.accumulation_steps
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
-        if recorded is not None:
+        if recorded is not None and recorded % ranks.sharing == 0:
             rows, why = recorded, ", as before the resume"
         else:
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
             most = min(MAX_MICRO_ROWS[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
             # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
             to_divide = math.gcd(update_rows, usual * settings.warmup_iters)
-            choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0]
-            if why_not_divisible(model.config):
+            # Ranks that share a micro-batch get equal parts of it.
+            choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0 and n % ranks.sharing == 0]
+            if why_not_divisible(model.config) or not choices:
                 choices = [usual]
             rows = choices[0]
             # If not even the fewest rows fit, the run itself reports what helps.
@@ -272,5 +273,6 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     if path is None:
         return None
     before = type(settings).parse(["--config", str(path)])
-    is_same = Batching.of(before, ONE_RANK).rows == Batching.of(settings, ONE_RANK).rows
+    rows = Batching.of(settings, ONE_RANK).rows
+    is_same = Batching.of(before, ONE_RANK).rows == rows and rows % before.batch_size == 0
     return before.batch_size if is_same else None

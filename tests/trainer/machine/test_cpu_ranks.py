@@ -89,7 +89,10 @@ def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkey
 
 
 def test_what_cannot_be_shared_is_one_line(two_threads):
-    assert processes_of(cpu("3"), wide, allow_auto=True)[0] == 3
+    with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
+        processes_of(cpu("3"), wide, allow_auto=True)
+    # A plan will choose rows that three processes can share.
+    assert processes_of(cpu("3"), lambda: ShareableBatch(16, 512, M26, rows_are_open=True), allow_auto=True)[0] == 3
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
         processes_of(cpu("2"), lambda: ShareableBatch(32, 512, M26, obstacle="because"), allow_auto=True)
     for wrong in ("0", "65", "some", "-1"):
