@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 
+__all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindLM", "MiniMindModel", "MiniMindOutput"]
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, in fp32; https://arxiv.org/abs/1910.07467."""
 

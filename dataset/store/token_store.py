@@ -101,9 +101,10 @@ class JoinedTokens:
         begin, end, step = index.indices(len(self))
         assert step == 1
         pieces = [np.empty(0, self.dtype)]
-        for part, before in zip(self.parts, self.bounds.tolist(), strict=False):
-            # Empty for parts outside the slice.
-            pieces.append(part[max(begin - before, 0) : max(end - before, 0)])
+        first, last = np.searchsorted(self.bounds[1:], (begin, end), side="right")
+        for number in range(first, min(last + 1, len(self.parts))):
+            before = int(self.bounds[number])
+            pieces.append(self.parts[number][max(begin - before, 0) : end - before])
         return np.concatenate(pieces)
 
 

@@ -17,7 +17,7 @@ from common.errors import UserError, library_errors
 from common.wording import announce
 from dataset.arrays import Ints
 from dataset.reading.settings import SAMPLE
-from dataset.tokenizing.byte_level_bpe import KNOWN_PATTERNS, WORD_PATTERNS
+from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, WORD_PATTERNS
 from dataset.tokenizing.tokenizer_files import (
     check_files,
     check_readable,
@@ -231,10 +231,17 @@ def fast_tokenizer(content: str) -> "FastTokenizer | None":
 
 
 def is_plain_bpe(spec: dict[str, Any]) -> bool:
-    """True if both libraries read this tokenizer.json alike. They match added tokens with any of these flags differently."""
+    """True if both libraries read this tokenizer.json, which can be cut, alike.
+
+    They match added tokens with any of these flags differently, characters that the vocabulary lacks (without bytes), and GPT-2's
+    pattern where it is a step of its own.
+    """
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     has_flags = any(token[flag] for token in spec["added_tokens"] for flag in flags)
-    return spec["model"]["type"] == "BPE" and not has_flags
+    steps = spec["pre_tokenizer"].get("pretokenizers", [spec["pre_tokenizer"]])
+    has_bytes = any(step["type"] == "ByteLevel" for step in steps)
+    has_gpt2 = any(step.get("pattern", {}).get("Regex") == GPT2 for step in steps)
+    return spec["model"]["type"] == "BPE" and has_bytes and not has_flags and not has_gpt2
 
 
 # --------------------------------------------------------------------------------------------- long texts in parts
