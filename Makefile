@@ -7,7 +7,7 @@
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
-#                 make gpu-bits: equal runs have equal bits, in three; make gpu-electra: ELECTRA and GLUE, in two
+#                 make gpu-bits: equal runs have equal bits, in three
 # make findings   what other libraries do that one would not guess (findings/README.md); installs each of them, outside the environment
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits gpu-electra lint clean
+.PHONY: pretrain chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -129,9 +129,6 @@ gpu-speed:
 
 gpu-bits:
 	$(HAS_TORCH) benchmarks/gpu_bits.py $(ARGS)
-
-gpu-electra:
-	$(HAS_TORCH) benchmarks/gpu.py --sections 0 7 $(ARGS)
 
 findings:
 	@for script in findings/*.sh; do echo "== $$script"; PYTHON=$(PYTHON) bash "$$script" || { echo "$$script: it behaves otherwise now"; exit 1; }; done

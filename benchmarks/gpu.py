@@ -3,16 +3,15 @@
     make gpu                                                    # sections 0 to 6
     make gpu-speed                                              # 0, 1 and 6, in five minutes
     make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
-    make gpu-electra                                            # sections 0 and 7, in two minutes
     python benchmarks/gpu.py --sections 2 3                     # some of them
     python benchmarks/gpu.py --device cpu                       # try the command itself, with small models
 
 It needs no network, no data, and no virtual environment of this repository: the PyTorch and transformers of an image
-are enough, in any version. docs/gpu.md has a table of the sections; 7 runs only on request, since all eight do not fit.
+are enough, in any version. docs/gpu.md has a table of the sections.
 Each section is a process with its own time limit, so that a failure or a hang does not affect the others. All sections end
 at END_S, and none starts with less than MIN_LEFT_S left. A CPU, where only the command itself is tried, may take longer.
 Compiled code is kept in --cache. Results go to --out at once, a table of them comes last. `pytest -m gpu` runs the checks
-of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a section did not end or was left out.
+of 2 to 5 as tests. Exit code 1: a check failed, or a section did not end or was left out.
 """
 
 if __name__ == "__main__" and not __package__:
@@ -42,7 +41,6 @@ from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
 from common.flags import Parser
 from common.start import ROOT
-from encoders.gpu_checks import ELECTRA
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic, pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, versions
@@ -53,7 +51,7 @@ END_S = 535
 MIN_LEFT_S = 35
 # time limit of a section in seconds, and other limits by section
 LIMIT_S = 90
-LIMITS_S = {1: 200, 2: 120, 3: 120, 4: 150, 6: 120, 7: 240}
+LIMITS_S = {1: 200, 2: 120, 3: 120, 4: 150, 6: 120}
 # A CPU may be shared, and its figures do not matter.
 CPU_LIMIT_S = 1200
 T = 512
@@ -160,12 +158,9 @@ SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("waiting and graphs", gpu_checks.WAITING),
     ("bad numbers", gpu_checks.BAD_NUMBERS),
     ("against the plain loop", against_plain_loop),
-    ("ELECTRA and GLUE", ELECTRA),
 ]
-# those that run by default: they fit nine minutes
-USUAL_SECTIONS = range(7)
-# Checks that only start trainers and look at their files: nothing is timed, so they run in parallel.
-PARALLEL_SECTIONS = (2, 7)
+# Its checks only start trainers and look at their files: nothing is timed, so they run in parallel.
+PARALLEL_SECTION = 2
 
 
 def results_of(number: int, device: torch.device) -> Iterator[Result]:
@@ -174,7 +169,7 @@ def results_of(number: int, device: torch.device) -> Iterator[Result]:
     if not isinstance(checks, Mapping):
         yield from checks(device)
         return
-    if number not in PARALLEL_SECTIONS:
+    if number != PARALLEL_SECTION:
         for name, check in checks.items():
             yield result_of(name, check, device)
         return
@@ -302,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     start = time.monotonic()
     with out:
-        for number in args.sections or USUAL_SECTIONS:
+        for number in args.sections or range(len(SECTIONS)):
             print(f"section {number}: {SECTIONS[number][0]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
             with contextlib.closing(ask(number, args, limit)) as section_results:
@@ -312,8 +307,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"  {result['what']}: {value_text(result)}", flush=True)
     print("\n".join(["", *table_of(results)]))
     print(f"\nall results: {path}")
-    if not args.sections:
-        print("ELECTRA and GLUE were not asked for: make gpu-electra, two minutes")
     failed = [f"{result['what']} (section {result['section']})" for result in results if not result.get("ok", True)]
     if failed:
         print(f"failed: {', '.join(failed)}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 
-__all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindLM", "MiniMindModel", "MiniMindOutput"]
+__all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindLM", "MiniMindModel", "MiniMindOutput"]  # noqa: F822
 
 
 class RMSNorm(nn.Module):

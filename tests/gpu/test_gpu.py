@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from benchmarks import gpu_checks
-from encoders.gpu_checks import ELECTRA
 from trainer.machine.devices import deterministic
 
-CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS | ELECTRA
+CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS
 
 
 @pytest.mark.gpu
