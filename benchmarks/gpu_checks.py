@@ -135,19 +135,6 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     return f"tokens of the experts: {[round(n) for n in slots]}"
 
 
-def command_of(
-    script: str, flags: str, cpu_flags: str, device: torch.device, out_dir: Path, **files: Path
-) -> list[str]:
-    """The command of a trainer with its own cache, since two start at once; on a GPU without --device, as most users do.
-
-    cpu_flags: further flags on a CPU.
-    """
-    command = [sys.executable, str(ROOT / "trainer" / script), *flags.split()]
-    for name, path in {"out_dir": out_dir, "cache_dir": out_dir / "cache", **files}.items():
-        command += [f"--{name}", str(path)]
-    return command if device.type == "cuda" else [*command, "--device", "cpu", *cpu_flags.split()]
-
-
 def output_of(process: "subprocess.Popen[str]") -> str:
     """Wait for a trainer; returns its output. Errors: AssertionError if it failed."""
     printed, _ = process.communicate()
@@ -200,15 +187,23 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     return f"{how}: the same weights to the last bit"
 
 
-def resumes_bitwise(script: str, flags: str, cpu_flags: str, device: torch.device) -> str:
-    """`killed_and_resumed` for a small run, see `command_of`."""
+def resumes_bitwise(flags: str, device: torch.device) -> str:
+    """`killed_and_resumed` for a small run; on a GPU without --device, as most users do."""
     with tempfile.TemporaryDirectory() as name:
         data = Path(name, "text.jsonl")
         with open(data, "w", encoding="utf-8") as file:
             for number in range(600):
                 text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
                 file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
-        command_for = functools.partial(command_of, script, flags, cpu_flags, device, data_path=data)
+        command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), "--data_path", str(data)]
+        command += [*PRETRAINED.split(), *flags.split()]
+        if device.type == "cpu":
+            command += ["--device", "cpu", *PRETRAINED_ON_CPU.split()]
+
+        def command_for(out_dir: Path) -> list[str]:
+            # A cache of its own: two start at once.
+            return [*command, "--out_dir", str(out_dir), "--cache_dir", str(out_dir / "cache")]
+
         return killed_and_resumed(command_for, Path(name), device)
 
 
@@ -333,7 +328,7 @@ NUMBERS: dict[str, Check] = {
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {
-    name: functools.partial(resumes_bitwise, "train_pretrain.py", f"{PRETRAINED} {flags}", PRETRAINED_ON_CPU)
+    name: functools.partial(resumes_bitwise, flags)
     for name, flags in {
         "resume, AdamW, compiled": "--use_compile 1",
         "resume, AdamW, plain code without graphs": "--use_compile 0 --cuda_graphs 0",
