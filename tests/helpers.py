@@ -74,6 +74,17 @@ def write_texts(path, texts):
     return str(path)
 
 
+def swap_entries(folder):
+    """Two entries of the vocabulary change places: the tokenizer has the same size, and fits no weights. Returns the folder."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.chats import turn, write_chats
 from tests.helpers import ROOT, flags, write_corpus
 
 FOLDERS = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
@@ -209,18 +210,17 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
 
     for name in ("Low-rank adapters", "A preference job"):
         apply(name, copy)
-    with open(tmp_path / "chats.jsonl", "w") as chats, open(tmp_path / "pairs.jsonl", "w") as pairs:
+    with open(tmp_path / "pairs.jsonl", "w") as pairs:
         for i in range(10):
-            question = {"role": "user", "content": f"How much is {i} and one?"}
-            sides = [[question, {"role": "assistant", "content": text}] for text in (f"It is {i + 1}.", "Who knows?")]
-            chats.write(json.dumps({"conversations": sides[0]}) + "\n")
-            pairs.write(json.dumps({"chosen": sides[0], "rejected": sides[1]}) + "\n")
+            sides = [[turn("user", f"{i} and one?"), turn("assistant", text)] for text in (f"{i + 1}.", "No!")]
+            pairs.write(json.dumps(dict(zip(("chosen", "rejected"), sides, strict=True))) + "\n")
     given = ["--device", "cpu", "--dtype", "float32", "--max_seq_len", "64", "--log_interval", "1", "--report", "0"]
     shape = ["--hidden_size", "64", "--num_hidden_layers", "2", "--use_compile", "0", "--cpu_processes", "1"]
     words = ["--data_path", write_corpus(tmp_path / "text.jsonl"), "--max_updates", "1", "--out_dir", tmp_path]
     run(copy, "trainer/train_pretrain.py", *given, *shape, *words)
-    words = ["--data_path", tmp_path / "chats.jsonl", "--learning_rate", "1e-2", "--epochs", "8", "--out_dir", tmp_path]
-    run(copy, "trainer/train_lora.py", *given, *shape, *words, "--from_weight", tmp_path / "pretrain_64.pth")
+    words = ["--data_path", write_chats(tmp_path / "chats.jsonl", 10), "--epochs", "8", "--out_dir", tmp_path]
+    weight = ["--learning_rate", "1e-2", "--from_weight", tmp_path / "pretrain_64.pth"]
+    run(copy, "trainer/train_lora.py", *given, *shape, *words, *weight)
     lines = log_lines(tmp_path / "lora_64.metrics.jsonl")
     assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
     before, after = weights(tmp_path / "pretrain_64.pth"), weights(tmp_path / "lora_64.pth")
@@ -237,7 +237,5 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
     lines = log_lines(tmp_path / "whole" / "dpo_64.metrics.jsonl")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[-1]["loss"] < 0.3 and lines[-1]["accuracy"] == 1
-    resumed = weights(tmp_path / "stopped" / "dpo_64.pth")
-    assert all(
-        torch.equal(tensor, resumed[name]) for name, tensor in weights(tmp_path / "whole" / "dpo_64.pth").items()
-    )
+    whole, resumed = (weights(tmp_path / folder / "dpo_64.pth") for folder in ("whole", "stopped"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

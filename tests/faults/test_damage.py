@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.faults.harness import make_corpus, make_tokenizer
+from tests.helpers import swap_entries
 from trainer.saving.checkpoint import Checkpoints, recorded_digests, update_of, verified
 
 PAGE = 4096
@@ -168,16 +169,6 @@ def test_no_threads_left(lab):
     assert lab.log_lines("run") == 0
 
 
-def other_tokenizer(folder):
-    """Two of its tokens have changed places."""
-    path = make_tokenizer(folder / "tokenizer") / "tokenizer.json"
-    config = json.loads(path.read_text())
-    vocabulary = config["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    path.write_text(json.dumps(config))
-    return path.parent
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -185,7 +176,10 @@ def other_tokenizer(folder):
             {"data_path": lambda folder: make_corpus(folder / "other.jsonl", seed=1)},
             "another data (--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate): ",
         ),
-        ({"tokenizer_path": other_tokenizer}, "another tokenizer (--tokenizer_path): "),
+        (
+            {"tokenizer_path": lambda folder: swap_entries(make_tokenizer(folder / "tokenizer"))},
+            "another tokenizer (--tokenizer_path): ",
+        ),
         ({"max_seq_len": 16}, "max_seq_len"),
         ({"num_attention_heads": 8}, "another architecture num_attention_heads"),
     ],

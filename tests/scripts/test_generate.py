@@ -1,9 +1,7 @@
 """scripts/generate.py: its sampling against transformers' greedy search and its stream against plain decoding."""
 
 import io
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +12,8 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts import export_hf, generate
-from tests.chats import turn
-from tests.helpers import ROOT, complaint, train, write_corpus
+from tests.chats import turn, with_template
+from tests.helpers import ROOT, complaint, swap_entries, train, write_corpus
 
 
 def run(weight, *arguments, capsys):
@@ -196,22 +194,10 @@ def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     assert process.returncode == 130 and b"Traceback" not in said
 
 
-def other_tokenizer(folder):
-    """The repository's with two entries that have changed places: of the same size, and wrong for its weights."""
-    folder.mkdir()
-    content = json.loads((ROOT / "model" / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    first, second = list(vocabulary)[-2:]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    shutil.copy(ROOT / "model" / "tokenizer_config.json", folder)
-    return folder
-
-
 def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):
     """The trainer writes down which vocabulary it trained with; scripts and --from_weight look there."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
-    folder = other_tokenizer(tmp_path / "other")
+    folder = swap_entries(with_template(tmp_path / "other", None))
     train(data_path=data, out_dir=tmp_path, tokenizer_path=folder)
     weight = str(tmp_path / "pretrain_16.pth")
     with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):
