@@ -36,7 +36,8 @@ def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[li
 
     # Best-fit decreasing, as in https://arxiv.org/abs/2404.10830: from the longest to the shortest, each piece goes into the
     # fullest row that has room for it, or else into a new row. Of equally full rows, those filled with the same lengths are a
-    # group: the newest group comes first (groups are numbered from 0 down), and of its rows the first.
+    # group: the newest group comes first (groups are numbered from 0 down, 1: empty rows), and of its rows the first. Any other
+    # rule fills the rows as well; this one is that of `best_fit`, which knows only lengths.
     open_rows: list[list[tuple[int, int]]] = [[] for _ in range(T + 1)]  # [free positions]: a heap of (group, row)
     groups: dict[tuple[int, int], int] = {}
     rows: list[list[Piece]] = []
@@ -51,7 +52,8 @@ def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[li
         heapq.heappush(open_rows[free - pairs], (group, row))
         row_of_piece.append(row)
 
-    # The rows get random positions in the epoch, and pieces of equal length are shuffled: both sorts are stable.
+    # The rows get random positions in the epoch, and pieces of equal length are shuffled: both sorts are stable, by as many
+    # random bits as the keys of EpochPlan have.
     position_of_row = np.argsort(bits.random_raw(len(rows)) >> np.uint64(32), kind="stable")
     draws = bits.random_raw(len(pieces)) >> np.uint64(32 + T.bit_length())
     shuffled = [pieces[number] for number in np.argsort(draws, kind="stable")]

@@ -10,7 +10,7 @@ The Trainer calls a job in this order:
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
-        engine.objective(batch, totals)        for each micro-batch: the forward pass
+        loss(batch, totals)                    for each micro-batch, called by the engine as its objective
       metrics                                  for each log line: its values
       evaluation.evaluate, .samples, save_weights
     trained                                    once

@@ -53,7 +53,8 @@ def open_run(
 ) -> Parts:
     """Open everything that can fail, quick steps first. A collective.
 
-    free: bytes of memory, measured before anything took some of it. kind: documents or conversations. Errors: UserError, in one line, for flags that do not fit.
+    free: bytes of memory before anything took some of it, for --batch_size auto. kind: documents or, to fine-tune, conversations.
+    Errors: UserError, in one line, for flags that do not fit.
     """
     ranks, device = run_context.ranks, run_context.device
     dtype, notices = pick_dtype(settings.dtype, device)
