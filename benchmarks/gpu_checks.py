@@ -147,9 +147,9 @@ def start(command: list[str]) -> "subprocess.Popen[str]":
 
 
 def weights_in(folder: Path) -> dict[Path, bytes]:
-    """{path in the folder: content} of the networks of a run."""
-    paths = [*folder.rglob("*.pth"), *folder.rglob("*.safetensors")]
-    assert paths, f"no network is in {folder}"
+    """{path in the folder: content} of the weights of a run."""
+    paths = list(folder.rglob("*.pth"))
+    assert paths, f"no weights are in {folder}"
     return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 

@@ -42,7 +42,8 @@ def open_model(
 ) -> tuple[MiniMindLM, list[str]]:
     """Returns (the model of a run, with fresh or existing weights; lines for the user).
 
-    settings, config: of settings_of_folder. vocabulary: digest of the tokenizer's. vocab_size: of the encoder. Errors: UserError, ValueError for what does not fit.
+    settings, config: of settings_of_folder. vocabulary: digest of the tokenizer's. vocab_size: of the encoder. Errors: UserError,
+    ValueError for what does not fit.
     """
     notices: list[str] = []
     model_class = MiniMindLM
