@@ -287,9 +287,17 @@ class Mixture:
     def trained_before(self, epoch: int) -> list[int]:
         """Targets of each source in all epochs before this one."""
         targets = np.zeros(len(self.sources), np.int64)
-        for earlier in range(epoch):
-            plan = self.plan(earlier)
-            targets += plan.source_targets(plan.n_rows)
+        if self.is_one_plan:
+            # Only a run that continues past its planned end has more than one.
+            for earlier in range(epoch):
+                plan = self.plan(earlier)
+                targets += plan.source_targets(plan.n_rows)
+            return targets.tolist()
+        # The arcs of consecutive epochs adjoin: together they are one arc, several times around.
+        for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
+            rounds, rest = divmod(epoch * quota, self.pass_targets[i])
+            in_rest = self.document_targets[self._arc(i, 0, rest)].sum(dtype=np.int64)
+            targets[i] = rounds * self.pass_targets[i] + in_rest
         return targets.tolist()
 
     def layout(self) -> dict[str, object]:
