@@ -10,8 +10,8 @@ It needs no network, no data, and no virtual environment of this repository: the
 are enough, in any version. docs/gpu.md has a table of the sections.
 Each section is a process with its own time limit, so that a failure or a hang does not affect the others. All sections end
 at END_S, and none starts with less than MIN_LEFT_S left. A CPU, where only the command itself is tried, may take longer.
-Compiled code is kept in --cache. Results go to --out at once, a table of them comes last. `pytest -m gpu` runs the checks
-of 2 to 5 as tests. Exit code 1: a check failed, or a section did not end or was left out.
+Compiled code is kept in --cache. Results go to --out at once, and are printed as rows of a Markdown table. `pytest -m gpu` runs the
+checks of 2 to 5 as tests. Exit code 1: a check failed, or a section did not end or was left out.
 """
 
 if __name__ == "__main__" and not __package__:
@@ -26,9 +26,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -200,7 +199,7 @@ def limit_of(number: int, seconds_so_far: float, device: str) -> float:
     return limit if limit >= MIN_LEFT_S else 0
 
 
-def kill_group(process: "subprocess.Popen[str]") -> None:
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """Kill the process of a section, and the trainers that it may have started."""
     if not hasattr(os, "killpg"):
         process.kill()
@@ -212,59 +211,46 @@ def kill_group(process: "subprocess.Popen[str]") -> None:
 
 def section_command(number: int, args: argparse.Namespace) -> list[str]:
     """The command that runs a section."""
-    return [sys.executable, str(Path(__file__).resolve()), "--section", str(number), "--device", args.device]
+    flags = ["--section", str(number), "--device", args.device, "--out", args.out]
+    return [sys.executable, str(Path(__file__).resolve()), *flags]
 
 
-def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result, None, None]:
-    """Run a section in a process; yields its results as they come, also those before a failure. limit: in seconds."""
+def run_section(number: int, args: argparse.Namespace, limit: float) -> None:
+    """Run a section in a process, which records its results; records how it ended. limit: in seconds."""
     if not limit:
         why = f"no time is left for it; --sections {number} runs it alone"
-        yield {"what": "left out", "value": why, "ok": False}
+        record({"what": "left out", "value": why, "ok": False}, number, args.out)
         return
     start = time.monotonic()
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(args.cache).absolute())}
-    process = subprocess.Popen(
-        section_command(number, args), stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    alarm = threading.Timer(limit, kill_group, [process])
-    try:
-        alarm.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            # A line without end: the section was stopped while writing it.
-            if line.endswith("\n"):
-                yield json.loads(line)
-        code = process.wait()
-    finally:
-        alarm.cancel()
-        # Ctrl-C and SIGTERM reach only this process.
-        kill_group(process)
-    seconds_taken = time.monotonic() - start
-    if code:
-        reason = f"exit code {code}; its error is above"
-        if seconds_taken >= limit:
-            reason = f"stopped after {limit:g} s"
-        yield {"what": "the section did not end", "value": reason, "ok": False}
-    yield figure("seconds of the section", round(seconds_taken, 1))
+    process = subprocess.Popen(section_command(number, args), env=environment, start_new_session=True)
+    reason = f"stopped after {limit:g} s"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
+            code = process.wait(limit)
+            reason = f"exit code {code}; its error is above" if code else ""
+        finally:
+            # Ctrl-C and SIGTERM reach only this process.
+            kill_group(process)
+    if reason:
+        record({"what": "the section did not end", "value": reason, "ok": False}, number, args.out)
+    record(figure("seconds of the section", round(time.monotonic() - start, 1)), number, args.out)
 
 
-def value_text(result: Result) -> str:
-    """As `1,200,000 1/s`, or `ok: ...` for a check."""
+def record(result: Result, number: int, out: str) -> None:
+    """Append a result of a section to the file `out`, and print it as a row: `1,200,000 1/s`, or `ok: ...` for a check."""
+    with open(out, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"section": number, **result}) + "\n")
     value = result["value"]
     text = f"{value:,}" if isinstance(value, (int, float)) else str(value)
     if "ok" in result:
         text = f"{'ok' if result['ok'] else 'FAILED'}: {text}"
-    return f"{text} {result.get('unit', '')}".rstrip()
-
-
-def table_of(results: Sequence[Result]) -> list[str]:
-    """The results as a Markdown table."""
-    lines = ["| section | what | found |", "|---|---|---|"]
-    for result in results:
-        name = str(result["what"]).replace("|", "/")
-        value = value_text(result).replace("|", "/").replace("\n", " ")[:200]
-        lines.append(f"| {result['section']} | {name} | {value} |")
-    return lines
+    cells = [
+        f"{number} {SECTIONS[number][0]}",
+        str(result["what"]),
+        f"{text} {result.get('unit', '')}".rstrip().replace("\n", " ")[:200],
+    ]
+    print("|", " | ".join(cell.replace("|", "/") for cell in cells), "|", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -282,7 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.section is not None:
         # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time, and graphs are refused.
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
-            gpu_checks.print_json_lines(results_of(args.section, torch.device(args.device)))
+            for result in results_of(args.section, torch.device(args.device)):
+                record(result, args.section, args.out)
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu tries the command itself")
@@ -293,20 +280,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = Path(args.out)
     with user_errors():
         path.parent.mkdir(parents=True, exist_ok=True)
-        out = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by the block below
-    results: list[Result] = []
+        path.write_bytes(b"")
+    print("| section | what | found |\n|---|---|---|", flush=True)
     start = time.monotonic()
-    with out:
-        for number in args.sections or range(len(SECTIONS)):
-            print(f"section {number}: {SECTIONS[number][0]}", flush=True)
-            limit = limit_of(number, time.monotonic() - start, args.device)
-            with contextlib.closing(ask(number, args, limit)) as section_results:
-                for result in section_results:
-                    results.append({"section": number, **result})
-                    print(json.dumps(results[-1]), file=out, flush=True)
-                    print(f"  {result['what']}: {value_text(result)}", flush=True)
-    print("\n".join(["", *table_of(results)]))
+    for number in args.sections or numbers:
+        run_section(number, args, limit_of(number, time.monotonic() - start, args.device))
     print(f"\nall results: {path}")
+    results = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     failed = [f"{result['what']} (section {result['section']})" for result in results if not result.get("ok", True)]
     if failed:
         print(f"failed: {', '.join(failed)}")

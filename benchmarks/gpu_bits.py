@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_checks import KINDS, SMALL, print_json_lines
+from benchmarks.gpu_checks import KINDS, SMALL
 from benchmarks.training import SIZES, Training
 from common.errors import UserError
 from common.flags import Parser
@@ -123,7 +123,9 @@ def side(case: str, device: str) -> list[Note]:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    notes: list[Note] = [tuple(json.loads(line)) for line in run.stdout.splitlines() if line.endswith("]")]
+    # Libraries print too.
+    lines = [line for line in run.stdout.splitlines() if line.startswith('["') and line.endswith('"]')]
+    notes: list[Note] = [tuple(json.loads(line)) for line in lines]
     if run.returncode:
         notes.append((FAILURE, (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1][:300]))
     return notes
@@ -159,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("this machine shows no CUDA device; --device cpu --cases plain tries the command itself")
     if args.side:
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
-            tensors = tensors_of(args.side, torch.device(args.device))
-            print_json_lines((name, digest_of(tensor)) for name, tensor in tensors)
+            for name, tensor in tensors_of(args.side, torch.device(args.device)):
+                print(json.dumps((name, digest_of(tensor))), flush=True)
         return 0
     n_failed = 0
     # Bits need no quiet machine, and most of the time is compilation.

@@ -8,12 +8,11 @@ import contextlib
 import functools
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,6 @@ PRETRAINED = """--hidden_size 128 --num_hidden_layers 2 --max_seq_len 512 --batc
 PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_processes 1"
 # Makes some gradient exceed 65,504, the largest float16
 TOO_LARGE_SCALE = 2.0**24
-
-
-def print_json_lines(values: Iterable[object]) -> None:
-    """Print a line of JSON for each value, and nothing else: prints of libraries go to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for value in values:
-        print(json.dumps(value), file=answers, flush=True)
 
 
 def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
@@ -166,29 +157,12 @@ def kill_after_first_save(command: list[str], out_dir: Path) -> str:
     return saved[-1]
 
 
-def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, device: torch.device) -> str:
-    """A killed and resumed run ends with the bytes of an uninterrupted one; returns a line on it.
-
-    command_for: --out_dir of a run, in `folder` -> its command. The resumed run finds the other two's compiled code in
-    the cache: the bits must not depend on that.
-    """
-    whole = start(command_for(folder / "whole"))
-    try:
-        command = command_for(folder / "again")
-        last_save = kill_after_first_save(command, folder / "again")
-        printed = output_of(whole)
-    finally:
-        whole.kill()
-    assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
-    resumed = output_of(start([*command, "--from_resume", "1"]))
-    assert "resumed from" in resumed, resumed[:1000]
-    how = f"on {device.type}, killed behind {last_save}"
-    assert weights_in(folder / "whole") == weights_in(folder / "again"), f"{how}: the weights differ"
-    return f"{how}: the same weights to the last bit"
-
-
 def resumes_bitwise(flags: str, device: torch.device) -> str:
-    """`killed_and_resumed` for a small run; on a GPU without --device, as most users do."""
+    """A small run that is killed and resumed ends with the bytes of an uninterrupted one; returns a line on it.
+
+    On a GPU without --device, as most users do. The resumed run finds the other two's compiled code in the cache: the bits must not
+    depend on that.
+    """
     with tempfile.TemporaryDirectory() as name:
         data = Path(name, "text.jsonl")
         with open(data, "w", encoding="utf-8") as file:
@@ -204,7 +178,19 @@ def resumes_bitwise(flags: str, device: torch.device) -> str:
             # A cache of its own: two start at once.
             return [*command, "--out_dir", str(out_dir), "--cache_dir", str(out_dir / "cache")]
 
-        return killed_and_resumed(command_for, Path(name), device)
+        whole, again = Path(name, "whole"), Path(name, "again")
+        uninterrupted = start(command_for(whole))
+        try:
+            last_save = kill_after_first_save(command_for(again), again)
+            printed = output_of(uninterrupted)
+        finally:
+            uninterrupted.kill()
+        assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
+        resumed = output_of(start([*command_for(again), "--from_resume", "1"]))
+        assert "resumed from" in resumed, resumed[:1000]
+        how = f"on {device.type}, killed behind {last_save}"
+        assert weights_in(whole) == weights_in(again), f"{how}: the weights differ"
+        return f"{how}: the same weights to the last bit"
 
 
 def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer: str) -> str:

@@ -1,7 +1,6 @@
 """The command behind `make gpu`, on a CPU: its sections and its time limits."""
 
 import json
-import os
 import signal
 import sys
 from unittest import mock
@@ -24,10 +23,10 @@ def main(folder, *flags):
 
 @pytest.fixture
 def program(monkeypatch):
-    """A function that puts a program of Python in the place of each section."""
+    """A function that puts a program of Python in the place of each section; its first argument is the path of --out."""
 
     def instead(text):
-        monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", text])
+        monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", text, args.out])
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield instead
@@ -38,47 +37,37 @@ def program(monkeypatch):
 def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, program, capsys):
     fails = mock.Mock(side_effect=RuntimeError("no such kernel"))
     monkeypatch.setattr(gpu, "SECTIONS", [("a section", {"first": fails, "second": lambda device: "fine"})] * 6)
-    results = [json.dumps(result) for result in gpu.results_of(5, CPU)]
-    program(f"print(*{results}, sep='\\n')")
-    code, (first, second, _) = main(tmp_path, "--sections", "5")
+    monkeypatch.setattr(gpu, "run_section", lambda number, args, limit: main(tmp_path, "--section", str(number)))
+    code, (first, second) = main(tmp_path, "--sections", "5")
     assert code == 1
     assert (first["ok"], first["value"]) == (False, "RuntimeError: no such kernel")
     assert (second["ok"], second["value"]) == (True, "fine")
     said = capsys.readouterr().out
-    assert "| 5 | second | ok: fine |" in said and said.endswith("failed: first (section 5)\n")
+    assert "| 5 a section | second | ok: fine |" in said and said.endswith("failed: first (section 5)\n")
 
 
 def test_a_section_that_hangs_is_stopped_and_keeps_what_it_has_found(tmp_path, monkeypatch, program):
-    """It is stopped within a line."""
     monkeypatch.setattr(gpu, "CPU_LIMIT_S", 1)
     program(
-        'import sys, time; print(\'{"what": "a step", "value": 1}\');'
-        'sys.stdout.write(\'{"what": "half a li\'); sys.stdout.flush(); time.sleep(60)'
+        "import sys, time; print('{\"what\": \"a step\"}', file=open(sys.argv[1], 'a'), flush=True); time.sleep(60)"
     )
     code, (first, end, seconds) = main(tmp_path, "--sections", "0")
-    assert code == 1 and first == {"section": 0, "what": "a step", "value": 1}
+    assert code == 1 and first == {"what": "a step"}
     assert end["ok"] is False and end["value"] == "stopped after 1 s"
     assert seconds["what"] == "seconds of the section"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
 def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, program):
-    """The section tells its number and would go on for minutes; a program that it has started, too."""
+    """The section would go on for minutes; a program that it has started, too. Then somebody ends the command."""
     program(
-        "import json, os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']);"
-        "print(json.dumps({'what': 'numbers', 'value': f'{os.getpid()} {child.pid}'}), flush=True); time.sleep(600)"
+        "import os, signal, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']);"
+        "print(os.getpid(), child.pid, file=open(sys.argv[1], 'a'), flush=True);"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
-    pids = []
-
-    def value_text(result):
-        # The section runs: now somebody ends the command.
-        pids.extend(map(int, result["value"].split()))
-        os.kill(os.getpid(), signal.SIGTERM)
-        return ""
-
-    monkeypatch.setattr(gpu, "value_text", value_text)
     with pytest.raises(KeyboardInterrupt):
         main(tmp_path, "--sections", "0")
+    pids = [int(pid) for pid in (tmp_path / "gpu.jsonl").read_text().split()]
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_running, pids)))
 
@@ -109,10 +98,11 @@ def test_the_first_tensor_that_differs_is_named_and_a_process_that_fails_too(mon
         assert said in capsys.readouterr().out
 
 
-def test_other_bits_are_found(monkeypatch, tmp_path):
+def test_other_bits_are_found(monkeypatch):
     """Runs that resume, and leave what was never the same."""
+    monkeypatch.setattr(gpu_checks, "start", mock.Mock())
     monkeypatch.setattr(gpu_checks, "kill_after_first_save", lambda *_: "update_3.pt")
     monkeypatch.setattr(gpu_checks, "output_of", lambda process: "cpu, resumed from update_3.pt")
     monkeypatch.setattr(gpu_checks, "weights_in", lambda folder: folder.name)
     with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
-        gpu_checks.killed_and_resumed(lambda out_dir: [sys.executable, "-c", "pass"], tmp_path, CPU)
+        gpu_checks.resumes_bitwise("", CPU)
