@@ -22,7 +22,6 @@ if __name__ == "__main__" and not __package__:
     import by_path  # noqa: F401 - puts the repository in the place of this folder
 
 import argparse
-import hashlib
 import json
 import subprocess
 import sys
@@ -33,10 +32,12 @@ from statistics import median
 
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
+from common.files import digest_of_json
 from common.flags import Parser, positive, seed
 from common.start import ROOT
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import duration, seconds_of
+from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 BENCH = ROOT / "benchmarks" / "bench.py"
 TRAINER = ROOT / "trainer" / "train_pretrain.py"
@@ -59,18 +60,6 @@ RIVALS = {
     "plain": Rival(("plain",), (LEARNING_RATE,), "float32", {"pack": 0, "lr_schedule": "minimind"}),
     "hf": Rival(("hf", "hf-compiled"), (5e-4, 1e-3, 2e-3), "bfloat16", {"lr_schedule": "linear"}),
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run. parameters: of its model. bits_per_byte, val_loss (nats per token): of its last evaluation.
-    updates, tokens: totals."""
-
-    parameters: int
-    bits_per_byte: float
-    val_loss: float
-    updates: int
-    tokens: int
 
 
 def flag_args(changes: Mapping[str, object]) -> list[str]:
@@ -105,43 +94,27 @@ def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str
     return {**rival.flags, **shape, "optimizer": "adamw", "learning_rate": rate, "max_updates": updates}
 
 
-def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
-    """Train on the data of the command line. The token cache is in --work, for all runs."""
-    shared = {"cache_dir": Path(args.work) / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
-    data = ["--data_path", *args.data_path, "--val_path", *args.val_path]
-    end = trained(Path(args.work), name, [*data, *flag_args({**shared, **flags})])
-    print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
-    return end
+def trained(work: Path, name: str, flags: Sequence[str]) -> float:
+    """Print the figures of a run of train_pretrain.py, and return its bits per byte. A run that an earlier start of this command has begun
+    or finished is resumed.
 
-
-def trained(work: Path, name: str, flags: Sequence[str]) -> Outcome:
-    """The result of a run of train_pretrain.py.
-
-    A run that an earlier start has finished is not trained again, and one that was stopped is resumed.
     Errors: UserError that names the log of a failed run.
     """
     # With a digest of its flags, so that no run is taken for another
-    folder = work / f"{name}_{hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:8]}"
-    done = folder / "done"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "log.txt"
-        command = [sys.executable, str(TRAINER), *flags, "--out_dir", str(folder), "--from_resume", "1"]
-        with open(path, "a", encoding="utf-8") as log:
-            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-        if code:
-            raise UserError(f"{TRAINER.name} ended with exit code {code}; its log: {path}")
-        done.touch()
-    (metrics,) = folder.glob("*.metrics.jsonl")
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    last = [line for line in lines if "val_loss" in line][-1]
-    return Outcome(
-        lines[0]["model"]["parameters"],
-        last["bits_per_byte"],
-        last["val_loss"],
-        lines[-1]["update"],
-        lines[-1]["tokens"],
-    )
+    folder = work / f"{name}_{digest_of_json(flags)[:8]}"
+    folder.mkdir(exist_ok=True)
+    path = folder / "log.txt"
+    command = [sys.executable, str(TRAINER), *flags, "--out_dir", str(folder), "--from_resume", "1"]
+    with open(path, "a", encoding="utf-8") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        raise UserError(f"{TRAINER.name} ended with exit code {code}; its log: {path}")
+    (metrics,) = folder.glob(f"*{METRICS_SUFFIX}")
+    run = RunRecords.read(metrics)
+    figures = dict(run.figures())
+    parameters = run.start_record("model")["parameters"]
+    print(f"{name}: {parameters:,} parameters;", ", ".join(map(" ".join, figures.items())), flush=True)
+    return float(figures["bits per byte"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -151,8 +124,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     p.add_argument("--data_path", nargs="+", required=True, help="as for the trainer")
     p.add_argument("--val_path", nargs="+", required=True, help="as for the trainer")
-    work = ROOT / "out" / "time_to_loss"
-    p.add_argument("--work", default=str(work), help="folder of the runs (default: out/time_to_loss)")
+    p.add_argument(
+        "--work", default=str(ROOT / "out" / "time_to_loss"), help="folder of the runs (default: out/time_to_loss)"
+    )
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
     p.add_argument("--minutes", type=positive(float), required=True, help="training time of the rival")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
@@ -166,30 +140,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args(argv)
     rival = RIVALS[args.rival]
-    Path(args.work).mkdir(parents=True, exist_ok=True)
+    work = Path(args.work)
+    work.mkdir(parents=True, exist_ok=True)
     updates_per_second, device = measured(args, rival)
     updates = max(1, int(60 * args.minutes * updates_per_second))
     print(f"{args.rival}: {updates_per_second:.2f} updates/s, {updates:,} in {args.minutes:g} minutes", flush=True)
     dtype = args.dtype or (rival.cpu_dtype if device == "cpu" else "bfloat16")
-    ends = {}
+    # The token cache is for all runs.
+    shared = {"cache_dir": work / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
+    flags = ["--data_path", *args.data_path, "--val_path", *args.val_path, *flag_args(shared)]
+    bits = []
     for rate in args.rates or rival.rates:
         name = f"{args.rival}_{updates}_updates_{dtype}_rate_{rate:g}"
-        ends[rate] = run(args, name, rival_flags(rival, dtype, rate, updates))
-    best = min(ends, key=lambda rate: ends[rate].bits_per_byte)
-    ours = run(args, f"budget_{args.budget}", {"budget": args.budget})
-    minutes = seconds_of(args.budget) / 60
-    print(
-        "\n| trainer | minutes | parameters | updates | tokens | loss | bits per byte |\n|---|---|---|---|---|---|---|"
-    )
-    rows = [(f"{args.rival}, rate {rate:g}", args.minutes, end) for rate, end in ends.items()]
-    for name, trained_minutes, end in [*rows, (f"--budget {args.budget}", minutes, ours)]:
-        print(
-            f"| {name} | {trained_minutes:g} | {end.parameters / 1e6:.2f} M | {end.updates:,} | {end.tokens / 1e6:.2f} M "
-            f"| {end.val_loss:.3f} | {end.bits_per_byte:.4f} |"
-        )
+        bits.append(trained(work, name, [*flags, *flag_args(rival_flags(rival, dtype, rate, updates))]))
     goal = f"the loss that {args.rival} has after {args.minutes:g} minutes"
-    if ours.bits_per_byte <= ends[best].bits_per_byte:
-        print(f"\n--budget {args.budget} reaches {goal}: {args.minutes / minutes:.1f} times as fast, or faster.")
+    if trained(work, f"budget_{args.budget}", [*flags, "--budget", args.budget]) <= min(bits):
+        ratio = 60 * args.minutes / seconds_of(args.budget)
+        print(f"\n--budget {args.budget} reaches {goal}: {ratio:.1f} times as fast, or faster.")
     else:
         print(f"\n--budget {args.budget} does not reach {goal}.")
 
