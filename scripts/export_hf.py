@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from jinja2 import Environment, FileSystemLoader
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors, utf8
 from common.files import atomic_folder, restore, temporary_beside
+from common.settings import flags_of
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -43,6 +45,7 @@ from scripts.common import (
     vocabulary_size,
 )
 from trainer.machine.command_line import run_cli
+from trainer.pretrain.settings import TrainingSettings
 from trainer.reporting.records import RunRecords
 from trainer.saving.weights import save_pth
 
@@ -256,95 +259,39 @@ def verdict(difference: float, positions: int, what: str) -> str:
 
 # -------------------------------------------------------------------------------------------------- the model card
 
-# Flags that shape what is learned; those that name files, hosts and accounts are left out.
-SHAPING = (
-    "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps", "rows_per_update", "optimizer",
-    "learning_rate", "muon_lr", "embed_lr", "lr_schedule", "decay_share", "warmup_iters", "weight_decay", "init_scheme", "dtype", "seed",
-)  # fmt: skip
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-TEXT = 'prompt = tokenizer("The harbour", return_tensors="pt")'
-TURN = """turns = [{"role": "user", "content": "Who are you?"}]
-prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
-# Data, language and license are for the user to add.
-CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- minimind
----
-
-# {name}
-
-A {kind} with {parameters:.2f} M parameters, stored as `{architecture}` in {dtype}. It loads without remote code in
-transformers {least} or newer.
-
-```python
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-# Transformers 5 loads weights as they are stored, here in {dtype}; to train on they must be in float32 (before 4.56: torch_dtype).
-model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.float32)
-{asked}
-print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0], skip_special_tokens=True))
-```
-
-## Use and limits
-It writes what is likely after its training text, true or not; that text decides its language, knowledge and bias. {answers}
-Not for answers that somebody relies on. Whether it repeats training text word for word was not measured.
-Sizes: {sizes}.
-
-## Training
-{training}
-
-## Check
-{verdict}.
-"""
+# Flags in the card: of the training, and others that shape what is learned; none that names files, hosts or accounts.
+SHAPING = (*flags_of(TrainingSettings), "max_seq_len", "init_scheme", "dtype", "val_fraction")
 
 
 def write_model_card(
     folder: Path, model: MiniMindForCausalLM, weight: str | Path, exported: PretrainedConfig, comparison: str, name: str
 ) -> None:
     """Write README.md, and loss.png if the run logged losses. comparison: the line about the comparison of logits."""
-    config = model.config
     run = None
-    # No metrics, or a run that ended before its first line
+    flags: list[tuple[str, str]] = []
     stem = Path(weight).stem
+    # No metrics, or a run that ended before its first line
     with contextlib.suppress(UserError):
         run = RunRecords.read(Path(weight).with_name(f"{stem.removesuffix('.best')}.metrics.jsonl"))
-    training = "No record of the run lay beside the weights."
-    if run is not None:
-        from trainer.reporting.html_report import loss_picture
-
         settings = run.start_record("settings")
         flags = [(f"`--{flag}`", f"`{settings[flag]}`") for flag in SHAPING if flag in settings]
-        training = f"{table(run.figures())}\n\n{table(flags)}"
-        if "loss" in run.columns:
-            (folder / "loss.png").write_bytes(loss_picture([run], [""]))
-            training = f"![loss over the tokens trained](loss.png)\n\n{training}"
-        if stem.endswith(".best"):
-            training = f"The weights are those of the lowest validation loss, the figures those of the whole run.\n\n{training}"
-    chats = run is not None and run.trains_answers
-    card = CARD.format(
+    if run is not None and "loss" in run.columns:
+        from trainer.reporting.html_report import loss_picture
+
+        (folder / "loss.png").write_bytes(loss_picture([run], [""]))
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True)
+    card = environment.get_template("model_card.jinja").render(
         name=name,
-        kind=f"{'mixture of experts' if config.use_moe else 'dense'} {config.generation}",
-        parameters=sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        config=model.config,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         architecture=(exported.architectures or [""])[0],
         dtype=str(exported.dtype).removeprefix("torch."),
-        least="4.51" if config.generation == "minimind3" or config.inference_rope_scaling else "4.48",
-        asked=TURN if chats else TEXT,
-        answers="It was fine-tuned on conversations."
-        if chats
-        else "It continues text and does not follow instructions.",
-        sizes=", ".join(f"{size} {getattr(config, size):,}" for size in SIZES),
-        training=training,
-        verdict=comparison[0].upper() + comparison[1:],
+        run=run,
+        is_best=stem.endswith(".best"),
+        flags=flags,
+        comparison=comparison,
     )
-    (folder / "README.md").write_bytes(card.encode(errors="backslashreplace"))
-
-
-def table(rows: list[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in rows)])
+    (folder / "README.md").write_bytes(f"{card.strip()}\n".encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":
