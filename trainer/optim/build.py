@@ -1,5 +1,6 @@
 """Parameter groups and the optimisers of `--optimizer`."""
 
+import inspect
 import re
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.machine.ranks import ONE_RANK, Ranks
+from trainer.optim.bare import BareOptimizer
 from trainer.optim.muon import Muon, Orthogonalise, SharedOrthogonalise, orthogonalise, sharded_orthogonalise
 from trainer.settings import OptimizerSettings
 from trainer.sharding import is_sharded
@@ -60,12 +62,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:
+class AdamW(BareOptimizer, torch.optim.AdamW):
+    """torch.optim.AdamW without what torch.compile would need."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> AdamW:
     """AdamW with the fused kernel, which torch has for all devices that --device takes.
 
     bias_correction: False: the moments are used uncorrected, as in the original code of BERT and ELECTRA.
     """
-    adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
+    adamw = AdamW(groups, lr=lr, fused=True, **options)
     if not bias_correction:
         # The corrections are 1 - beta ** step. At step 2 ** 24 they are 1, and the count stays there: float32 has no
         # next integer.

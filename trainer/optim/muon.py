@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks
+from trainer.optim.bare import BareOptimizer
 from trainer.sharding import own_part, rows_of_ranks
 
 # ([n, rows, columns], shape of a whole matrix) -> each matrix orthogonalised. If the matrices are sharded among ranks
@@ -119,7 +120,7 @@ def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Siz
     return result.view(n, own_rows, columns)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(BareOptimizer):
     """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon/): the update of torch.optim.Muon.
 
     Matrices of one shape are orthogonalised as one batch, and `found_inf` is honoured as in torch's fused optimisers:

@@ -1,10 +1,11 @@
 """Parameter groups; that the steps are those of torch's AdamW is tests/trainer/test_tour.py."""
 
 import pytest
+import torch
 from torch import nn
 
 from tests.helpers import tiny_model
-from trainer.optim.build import build_optimizers, parameter_groups
+from trainer.optim.build import AdamW, build_optimizers, parameter_groups
 from trainer.settings import OptimizerSettings
 
 
@@ -60,3 +61,19 @@ def test_every_trainable_parameter_is_in_one_group_and_vectors_are_not_decayed(m
             assert all(id(p) in map(id, plain["params"]) for p in module.parameters())
         if getattr(module, "bias", None) is not None and module.bias.requires_grad:
             assert id(module.bias) in map(id, plain["params"])
+
+
+def test_the_state_of_an_optimiser_is_that_of_torchs_adamw():
+    """A checkpoint of either continues in the other, with the same bits. Reference: torch's own steps."""
+    found = []
+    for classes in ((AdamW, torch.optim.AdamW), (torch.optim.AdamW, AdamW), (torch.optim.AdamW,) * 2):
+        weight, state = nn.Parameter(torch.linspace(-1, 1, 100)), None
+        for adamw in classes:
+            optimizer = adamw([weight], lr=0.1, fused=True)
+            if state:
+                optimizer.load_state_dict(state)
+            weight.grad = weight.detach().sin()
+            optimizer.step()
+            state = optimizer.state_dict()
+        found.append([weight.tolist(), state["state"][0]["exp_avg_sq"].tolist(), state["param_groups"]])
+    assert found[0] == found[1] == found[2]
