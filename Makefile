@@ -1,6 +1,7 @@
-# make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough);
-#                 make pretrain BUDGET=10m trains the best one for that time
-# make chat       train a small model from scratch that answers questions on Python, in 20 minutes on two CPU cores
+# make pretrain   set up and train the best MiniMind for ten minutes on the documentation inside Python (a CPU is enough);
+#                 make pretrain BUDGET=1h: for an hour
+# make chat       train a small model from scratch that answers questions on Python, within 20 minutes on two CPU cores
+# make reference  the same text with settings that no machine changes: one figure everywhere, after 15 to 80 minutes on two cores
 # make electra    set up and train a small ELECTRA
 # make test       set up and run the quick tests; make test-core: those of the model, packing, the loop, resuming and the tour
 # make test-all   all tests, with the slow ones (the first time llama.cpp is compiled, for some minutes)
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits lint clean
+.PHONY: pretrain reference chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -69,8 +70,15 @@ ACTIVATE = @echo "Before further commands: . $(VENV)/bin/activate"
 # Prompts of the samples
 PROMPTS = --sample_prompts "Return the" "class str"
 
+# Time of the whole command, after the set-up
+BUDGET ?= 10m
+
 pretrain: $(VENV)/.installed $(DOCUMENTATION)
-	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) --budget $(BUDGET) $(PROMPTS) $(ARGS)
+	$(ACTIVATE)
+
+reference: $(VENV)/.installed $(DOCUMENTATION)
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) $(RATES) $(PROMPTS) --save_weight reference $(ARGS)
 	$(ACTIVATE)
 
 # Name of the weights that the chat starts from: other weights in out/ may be half-trained or have another tokenizer.

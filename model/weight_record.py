@@ -32,11 +32,17 @@ def with_generation(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def newest_weight(folder: Path, prefix: str = "") -> Path | None:
+    """The newest weights in a folder whose names begin with `prefix`, without the copies of the lowest validation loss."""
+    # MiniMind's own trainer keeps its checkpoints beside the weights.
+    others = ("_resume.pth", ".best.pth")
+    paths = [path for path in folder.glob(f"{prefix}*.pth") if not path.name.endswith(others) and path.is_file()]
+    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+
+
 def existing_weights_hint(*folders: Path) -> str:
     """Such as "there is out/pretrain_256.pth", for an error: the newest weights of the first folder with any."""
     for folder in folders:
-        # MiniMind's own trainer keeps its checkpoints beside the weights.
-        paths = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
-        if paths:
-            return f"there is {relative_to_cwd(max(paths, key=lambda path: path.stat().st_mtime))}"
+        if weight := newest_weight(folder):
+            return f"there is {relative_to_cwd(weight)}"
     return f"{relative_to_cwd(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"

@@ -1,7 +1,10 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
+from common.files import relative_to_cwd
 from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
 from common.start import ROOT
+from common.wording import announce
+from model.weight_record import newest_weight
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
@@ -12,13 +15,23 @@ DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
 
+def weight_of(flag: str | None) -> str:
+    """What --weight names, or its default, which a line tells: out/pretrain_512.pth, or if it is not there the newest in out/."""
+    if flag is not None:
+        return flag
+    newest = None if DEFAULT_WEIGHT.exists() else newest_weight(DEFAULT_WEIGHT.parent)
+    weight = relative_to_cwd(newest or DEFAULT_WEIGHT)
+    announce(f"weights: {weight} (--weight names others)", to_stderr=True)
+    return str(weight)
+
+
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
     """The flags that `load` and `dtype_of_flag` of scripts/common.py read."""
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",
-        default=str(DEFAULT_WEIGHT),
-        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
+        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: out/pretrain_512.pth, or else "
+        "the newest in out/)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best available)")
@@ -66,8 +79,6 @@ def play_parser() -> Parser:
         description="A page in your browser: continue texts and chat with a model, and watch runs as they train.",
     )
     model_flags(p)
-    # None: the default weight if it exists; otherwise only runs are shown.
-    p.set_defaults(weight=None)
     g = p.add_argument_group("page")
     g.add_argument("--out_dir", default=str(ROOT / "out"), help="folder whose runs are shown (default: out)")
     g.add_argument(
@@ -130,7 +141,7 @@ def export_flags(p: Parser) -> None:
 def export_parser() -> Parser:
     """The flags of export_hf.py."""
     p = Parser(prog="export_hf.py", description="Export a model to other programs, and convert it back.")
-    p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
+    p.add_argument("--weight", help="a .pth of the trainer (default: as in generate.py); for --to_pth a folder")
     written = p.add_mutually_exclusive_group(required=True)
     written.add_argument("--out_dir", help="folder to write the export to")
     written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder in --weight")
@@ -144,7 +155,7 @@ def export_gguf_parser() -> Parser:
         prog="export_gguf.py",
         description="Export a model to llama.cpp and tools built on it, such as Ollama.",
     )
-    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder from export_hf.py")
+    p.add_argument("--weight", help="a .pth of the trainer (default: as in generate.py), or a folder from export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     export_flags(p)
     return p

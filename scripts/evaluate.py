@@ -45,7 +45,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
 from model.loss import IGNORE
-from scripts.arguments import evaluate_parser
+from scripts.arguments import evaluate_parser, weight_of
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
@@ -100,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
+    args.weight = weight_of(args.weight)
     model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.

@@ -18,7 +18,7 @@ from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.saving import starts_with_bos
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size
-from scripts.arguments import export_gguf_parser
+from scripts.arguments import export_gguf_parser, weight_of
 from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact
 from trainer.machine.command_line import run_cli
@@ -27,7 +27,7 @@ from trainer.machine.command_line import run_cli
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_gguf_parser().parse_args(argv)
     with user_errors():
-        export(args.weight, Path(utf8(args.out, "--out")), args.tokenizer_path, args.dtype, args.overwrite)
+        export(weight_of(args.weight), Path(utf8(args.out, "--out")), args.tokenizer_path, args.dtype, args.overwrite)
     return 0
 
 

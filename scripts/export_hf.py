@@ -34,7 +34,7 @@ from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_si
 from model.hf import MiniMindForCausalLM
 from model.hf_format import StateDict, hf_config, to_hf
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
-from scripts.arguments import export_parser
+from scripts.arguments import export_parser, weight_of
 from scripts.common import (
     as_minimind,
     end_ids,
@@ -64,10 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.to_pth and args.dtype != "auto":
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
     with user_errors():
+        weight = weight_of(args.weight)
         if args.out_dir:
-            export(args.weight, Path(utf8(args.out_dir, "--out_dir")), args.tokenizer_path, args.dtype, args.overwrite)
+            export(weight, Path(utf8(args.out_dir, "--out_dir")), args.tokenizer_path, args.dtype, args.overwrite)
         else:
-            convert_to_pth(Path(args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+            convert_to_pth(Path(weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
 
 

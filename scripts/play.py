@@ -35,7 +35,7 @@ from common.flags import positive, seed, share
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.weight_record import existing_weights_hint
-from scripts.arguments import DEFAULT_WEIGHT, play_parser, temperature
+from scripts.arguments import play_parser, temperature, weight_of
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load, trained_length
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
@@ -57,12 +57,13 @@ OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?",
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = play_parser().parse_args(argv)
-    weight = args.weight or DEFAULT_WEIGHT
+    weight = weight_of(args.weight)
     model = None
-    if args.weight or DEFAULT_WEIGHT.exists():
-        model = PlayedModel(for_page(str(weight)), *load(str(weight), args.tokenizer_path, args.device, args.dtype))
+    # Without any weights only runs are shown.
+    if args.weight or Path(weight).exists():
+        model = PlayedModel(for_page(weight), *load(weight, args.tokenizer_path, args.device, args.dtype))
     else:
-        announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(DEFAULT_WEIGHT.parent)}")
+        announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(Path(weight).parent)}")
     try:
         server = Server(args.port, model, RunFolder(Path(args.out_dir).resolve()))
     except OSError as error:

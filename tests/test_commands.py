@@ -80,21 +80,19 @@ def lines_of_make(*words):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def flags_of_make_pretrain(*variables):
-    (words,) = [shlex.split(line) for line in lines_of_make("pretrain", *variables) if "trainer/train_" in line]
-    return words[2:]
+def settings_of_make(*words):
+    (words,) = [shlex.split(line) for line in lines_of_make(*words) if "trainer/train_" in line]
+    return PretrainSettings.parse(words[2:])
 
 
-def test_the_command_of_make_pretrain():
-    settings = PretrainSettings.parse(flags_of_make_pretrain())
-    assert settings.optimizer == "muon" and settings.sample_prompts
+def test_make_pretrain_is_a_plan_and_make_reference_is_none():
+    """The plan has everything to choose but the text and the prompts of the samples."""
+    plan, reference = settings_of_make("pretrain", "ARGS=--seed 7"), settings_of_make("reference")
+    assert plan.user_set == {"budget", "data_path", "sample_prompts", "seed"}
+    assert [plan.budget, settings_of_make("pretrain", "BUDGET=2h").budget] == ["10m", "2h"]
+    assert not reference.has_budget and reference.optimizer == "muon" and reference.save_weight == "reference"
     # Named, so that no other file in dataset/ is trained in its place.
-    assert settings.data_path == ["dataset/python_docs.jsonl"]
-
-
-def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
-    flags = flags_of_make_pretrain("BUDGET=10m", "ARGS=--seed 7")
-    assert PretrainSettings.parse(flags).user_set == {"budget", "data_path", "sample_prompts", "seed"}
+    assert plan.data_path == reference.data_path == ["dataset/python_docs.jsonl"]
 
 
 @pytest.mark.parametrize("target", ["pretrain", "chat"])

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: train a MiniMind on conversations, so that it answers.
 
-    python trainer/train_sft.py --data_path chats.jsonl                                  # starts from out/pretrain_512.pth
+    python trainer/train_sft.py --data_path chats.jsonl               # from out/pretrain_512.pth, or else the newest pretrained
     python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth
     torchrun --nproc_per_node 2 trainer/train_sft.py --data_path chats.jsonl             # data parallel
 
@@ -40,9 +40,12 @@ from trainer.sft.settings import SftSettings
 def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. argv: see `run_command`."""
     settings, note = defaults_for_data_size(SftSettings.parse(argv))
-    # Only one of torchrun's processes prints it.
-    if note and os.environ.get("RANK", "0") in ("0", "-1"):
-        announce(note)
+    # Only one of torchrun's processes prints them.
+    if os.environ.get("RANK", "0") in ("0", "-1"):
+        if "from_weight" not in settings.user_set:
+            announce(f"weights: {settings.from_weight} (--from_weight names others)")
+        if note:
+            announce(note)
     return run_command(SftJob, settings, argv)
 
 

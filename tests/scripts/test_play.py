@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from scripts import play
+from scripts import arguments, play
 from scripts.generate import Sampling, TextStream, generate
 from tests.chats import turn
 from tests.helpers import ROOT, wait_until
@@ -32,11 +32,11 @@ def server(tmp_path_factory):
 
 
 def test_one_line_for_what_the_user_can_mend(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "none.pth")
+    monkeypatch.setattr(arguments, "DEFAULT_WEIGHT", tmp_path / "none.pth")
     taken = str(server.server_address[1])
-    for arguments, message in ((["--weight", "nowhere.pth"], "no such file"), (["--port", taken], f"--port {taken}")):
+    for flags, message in ((["--weight", "nowhere.pth"], "no such file"), (["--port", taken], f"--port {taken}")):
         with pytest.raises(UserError, match=message):
-            play.main(["--out_dir", str(tmp_path), *arguments])
+            play.main(["--out_dir", str(tmp_path), *flags])
 
 
 def test_a_text_is_that_of_generate_with_the_same_seed(server):

@@ -1,11 +1,13 @@
 """The settings of train_sft.py: those of train_pretrain.py with other defaults, and conversations instead of text."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import OFF, DocumentSettings
+from model.weight_record import newest_weight
 from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 # Default data, in dataset/
@@ -56,6 +58,13 @@ class SftSettings(ConversationSettings, PretrainSettings):
     parse_special_tokens: ClassVar[bool | None] = None  # type: ignore[misc]
     text_suffixes: ClassVar[list[str] | None] = None  # type: ignore[misc]
     split_text: ClassVar[str | None] = None  # type: ignore[misc]
+
+    def weight(self) -> Path | None:
+        """As in pretraining. If no flag says which model, and out/pretrain_512.pth is not there: the newest pretrained weights."""
+        weight = super().weight()
+        if weight is None or self.user_set & {"from_weight", "hidden_size", "use_moe"} or weight.exists():
+            return weight
+        return newest_weight(Path(self.out_dir), f"{self.from_weight}_") or weight
 
     @classmethod
     def groups(cls) -> tuple[type[Settings], ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import UserError
 from model.weight_record import existing_weights_hint
-from scripts import generate
+from scripts import arguments, generate
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
@@ -19,7 +19,7 @@ def weight(folder, name, seconds=0):
     return path
 
 
-def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_path):
+def test_a_fine_tuning_starts_from_the_newest_weights_unless_it_is_told_others(data, tmp_path, capsys):
     """The trainer reads their shape in the .json beside them: no further flag is needed."""
     shape = {"hidden_size": 24, "num_attention_heads": 4, "use_moe": 1, "generation": "minimind3"}
     train(data_path=data, out_dir=tmp_path, **shape)
@@ -29,24 +29,32 @@ def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_
     plain = flags(**nothing_said, data_path=text, max_seq_len=64, out_dir=tmp_path)
     there = tmp_path / "pretrain_24_moe.pth"
     with pytest.raises(UserError, match=f"--from_weight pretrain: .*pretrain_512.pth; there is {there}$"):
-        train_sft.main(plain)
-    # By its path, or by the name that MiniMind gives it
-    for named in (["--from_weight", str(there)], ["--hidden_size", "24", "--use_moe", "1"]):
+        train_sft.main([*plain, "--from_weight", "pretrain"])
+    # By its path, or by the name that MiniMind gives it, or without a name
+    for named in (["--from_weight", str(there)], ["--hidden_size", "24", "--use_moe", "1"], []):
         assert train_sft.main([*plain, *named, "--max_updates", "1", "--save_weight", "new"]) == 0
+        assert (f"weights: {there} (--from_weight" in capsys.readouterr().out) == ("--from_weight" not in named)
 
 
-def test_the_newest_weights_are_named(tmp_path, monkeypatch):
-    """Checkpoints of MiniMind's own trainer, folders and other files are no weights."""
+def test_the_newest_weights_are_named_and_are_the_default_of_the_scripts(tmp_path, monkeypatch, capsys):
+    """Checkpoints of MiniMind's own trainer, copies of the lowest loss, folders and other files do not count."""
     monkeypatch.chdir(tmp_path)
     assert existing_weights_hint(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
     for name, seconds in (("a_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
         weight(tmp_path, name, seconds)
     weight(tmp_path, "pretrain_512_resume.pth", 99)
     weight(tmp_path, "pretrain_512.json", 99)
+    weight(tmp_path, "a_256.best.pth", 99)
     (tmp_path / "folder.pth").mkdir()
     assert existing_weights_hint(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
     with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
         generate.main(["--weight", "pretrain_512.pth"])
+    monkeypatch.setattr(arguments, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
+    for name in ("a_256.pth", "pretrain_512.pth"):
+        # MiniMind's name goes before newer ones.
+        assert arguments.weight_of(None) == name
+        assert capsys.readouterr().err == f"weights: {name} (--weight names others)\n"
+        weight(tmp_path, "pretrain_512.pth")
 
 
 def test_the_first_weights_are_those_of_the_flag(data, tmp_path):
