@@ -98,7 +98,7 @@ class Side:
         self.name = name
         self.slices: list[Slice] = []
         self.turns, its_end = SPAWN.Pipe()
-        train = partial(train_side, name, SIZES[size], args, its_end, time.time())
+        train = partial(train_side, name, SIZES[size], args, its_end)
         self.process = SPAWN.Process(target=run_cli, args=(train,))
         with mock.patch.dict(os.environ, variables):
             self.process.start()
@@ -199,19 +199,15 @@ def rate(part: Slice) -> float:
 
 
 def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Run:
-    """Figures of one side: median rates, and the utilisation of the median and of the best slice.
-
-    flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s.
-    """
+    """Figures of one side. flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s."""
     text = sum(part["text"] for part in slices)
     positions = sum(part["positions"] for part in slices)
     middle = median(map(rate, slices))
-    best = max(map(rate, slices))
     return {
         "text_tokens_per_second": middle,
+        "updates_per_second": median(part["updates"] / part["seconds"] for part in slices),
         "padding": 1 - text / positions,
         "utilisation": middle * flops / product_flops,
-        "best_utilisation": best * flops / product_flops,
     }
 
 
@@ -233,15 +229,13 @@ def show(run: Run) -> None:
         f"\n{run['size']}, {run['threads']} threads, {run['device']}, {run['rows']} x {run['max_seq_len']}, "
         f"{run['rounds']} rounds; best product {run['product_flops'] / 1e9:,.0f} GFLOP/s"
     )
-    print(
-        "| side | M parameters | text tokens/s | padding | utilisation (best slice) | peak GB | first update s | from start s |"
-    )
+    print("| side | M parameters | text tokens/s | updates/s | padding | utilisation | peak GB | first update s |")
     print("|---|---|---|---|---|---|---|---|")
     for name, side in run["sides"].items():
         print(
-            f"| {name} | {side['parameters'] / 1e6:.2f} | {side['text_tokens_per_second']:,.0f} | {side['padding']:.1%} "
-            f"| {side['utilisation']:.1%} ({side['best_utilisation']:.1%}) | {side.get('peak_memory_bytes', 0) / 1e9:.2f} | "
-            f"{side['first_update_seconds']:.1f} | {side['start_to_first_update_seconds']:.1f} |"
+            f"| {name} | {side['parameters'] / 1e6:.2f} | {side['text_tokens_per_second']:,.0f} | {side['updates_per_second']:.3g} "
+            f"| {side['padding']:.1%} | {side['utilisation']:.1%} | {side.get('peak_memory_bytes', 0) / 1e9:.2f} | "
+            f"{side['first_update_seconds']:.1f} |"
         )
     for what, (middle, least, greatest) in run["ratios"].items():
         print(f"{what}: {middle:.2f} ({least:.2f} to {greatest:.2f})")

@@ -39,15 +39,11 @@ ENDLESS = 10**6
 
 
 class Turns:
-    """Lets a side train in turns: a pipe brings the seconds of each, and takes its figures.
+    """Lets a side train in turns: a pipe brings the seconds of each, and takes its figures."""
 
-    started: wall-clock time of the process's start.
-    """
-
-    def __init__(self, pipe: "Connection[Any, Any]", device: torch.device, started: float) -> None:
+    def __init__(self, pipe: "Connection[Any, Any]", device: torch.device) -> None:
         self.pipe = pipe
         self.device = device
-        self.started = started
         self.updates = 0
 
     def begin(self, model: nn.Module) -> None:
@@ -61,7 +57,6 @@ class Turns:
         if self.updates == 1:
             synchronize(self.device)
             self.first["first_update_seconds"] = time.perf_counter() - self.start
-            self.first["start_to_first_update_seconds"] = time.time() - self.started
         if self.updates <= WARM_UP:
             if self.updates == WARM_UP:
                 synchronize(self.device)
@@ -180,14 +175,12 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
                     turns.done(batch.n_targets, batch.targets.numel())
 
 
-def train_side(
-    name: str, fields: dict[str, Any], args: argparse.Namespace, pipe: "Connection[Any, Any]", started: float
-) -> None:
+def train_side(name: str, fields: dict[str, Any], args: argparse.Namespace, pipe: "Connection[Any, Any]") -> None:
     """Train as side `name` until the last turn. fields: of the MiniMindConfig."""
     # Keep prints of libraries out of the table.
     os.dup2(2, 1)
     device = torch.device(args.device)
-    turns = Turns(pipe, device, started)
+    turns = Turns(pipe, device)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     config = MiniMindConfig(**fields)
