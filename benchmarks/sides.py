@@ -24,6 +24,7 @@ from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
+from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
 from model.config import MiniMindConfig
@@ -155,10 +156,8 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
     engine = training.engine
     with tempfile.TemporaryDirectory() as folder:
         encoder = DocumentEncoder(load_tokenizer(DEFAULT))
-        texts = [args.documents_file]
-        corpus = Corpus(
-            texts, encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False
-        )
+        texts, reading = [args.documents_file], TextSettings(cache_dir=folder)
+        corpus = Corpus(texts, encoder, reading, max_seq_len=T, seed=42, progress=False)
         turns.begin(training.model)
         # Its processes persist over epochs, as in the trainer: a GPU finishes these documents in a moment. On a CPU each process
         # would take time from the training.

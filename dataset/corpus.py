@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Unpack
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
-from dataset.reading.settings import OFF
+from dataset.reading.settings import DEFAULTS, OFF, TextSettings
 from dataset.shares import Source, group_sources
-from dataset.store.build import StoreOptions, open_or_build
+from dataset.store.build import open_or_build
 from dataset.store.deduplicate import check_library, copies_among
 from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -37,7 +37,7 @@ class Corpus:
     data_path: paths, each with or without a share (`a.jsonl:0.7`), or sources. val_path: one or several paths of
     separate validation documents; val_fraction: share of the documents that is held out by hash. deduplicate: as the
     flag; documents of val_path keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
-    `store_options` go to `open_or_build`.
+    reading, progress: see `open_or_build`.
     `notices`: lines on the data for the user.
     Errors: DataError for missing or faulty files and shares, if nothing is left to train on or to evaluate, and if all
     validation documents are trained too, unless `allow_val_overlap`.
@@ -53,6 +53,7 @@ class Corpus:
         self,
         data_path: Sequence[str | Source],
         encoder: DocumentEncoder,
+        reading: TextSettings = DEFAULTS,
         *,
         max_seq_len: int,
         seed: int,
@@ -64,11 +65,12 @@ class Corpus:
         deduplicate: str = OFF,
         epochs: int = 1,
         n_rows: int = 0,
-        **store_options: Unpack[StoreOptions],
+        progress: bool = True,
     ) -> None:
         sources = group_sources(data_path)
         check_library(deduplicate)
-        stores = [open_or_build(source.paths, encoder, **store_options) for source in sources]
+        open_store = partial(open_or_build, encoder=encoder, reading=reading, progress=progress)
+        stores = [open_store(source.paths) for source in sources]
         self.sources = sources
         self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
@@ -83,7 +85,7 @@ class Corpus:
         # numbers of the training documents
         self.documents = all_documents(self.store)
         if deduplicate != OFF:
-            is_copy, self.fingerprint, lines = copies_among(stores, encoder, deduplicate, **store_options)
+            is_copy, self.fingerprint, lines = copies_among(stores, encoder, deduplicate, reading, progress)
             self.notices += lines
             self.documents = self.documents[~is_copy]
         self.notices += [line for store in stores for line in store.notices]
@@ -94,7 +96,7 @@ class Corpus:
         self.split_document: int | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
-            val_store = open_or_build(paths, encoder, **store_options)
+            val_store = open_store(paths)
             files += val_store.files
             self.notices += [f"--val_path: {line}" for line in val_store.notices]
             what = f"--val_path {Source(paths).name}"
@@ -103,7 +105,7 @@ class Corpus:
         elif val_fraction:
             held_out = self._hold_out(encoder, val_fraction)
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
-        self.notices += notices_on_texts(files, store_options.get("split_text") or encoder.document_end)
+        self.notices += notices_on_texts(files, reading.split_text or encoder.document_end)
         # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
         self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count

@@ -12,6 +12,7 @@ from dataset.chat.answers import Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
+from dataset.reading.settings import TextSettings
 from dataset.shares import Source
 from dataset.store.token_store import Documents
 
@@ -25,11 +26,13 @@ class ChatCorpus(Corpus):
     nothing_to_train = "no answer starts within --max_seq_len, which may be too small"
     nothing_to_evaluate = nothing_to_train
 
-    def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
+    def __init__(
+        self, data_path: Sequence[str | Source], encoder: ChatEncoder, reading: TextSettings, **options: Any
+    ) -> None:
         self.answers = Answers(*encoder.answer_marks)
         self.target_filter = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
-        super().__init__(data_path, encoder, **{**options, "long_documents": "truncate"})
+        super().__init__(data_path, encoder, reading, **{**options, "long_documents": "truncate"})
 
     @cached_property
     def trains_thoughts(self) -> bool:

@@ -48,6 +48,10 @@ class TextSettings(Settings):
     )
 
 
+# .jsonl files with a field "text", and the default folder
+DEFAULTS = TextSettings()
+
+
 @dataclass(kw_only=True)
 class DocumentSettings(TextSettings):
     """data"""

@@ -30,7 +30,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import Timeout
@@ -56,6 +56,7 @@ from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_int
 from dataset.reading.faults import BadLine, skip_or_raise
 from dataset.reading.file_kinds import choose_files, expand_user, kind_of
 from dataset.reading.remote import is_address
+from dataset.reading.settings import DEFAULTS, TextSettings
 from dataset.store.token_store import FILES, TokenStore, read_json
 from dataset.tokenizing.encoder import MANY_CHARACTERS, DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
@@ -76,45 +77,30 @@ Numbers = Any
 Stats = tuple[str, int, int, int, int]
 
 
-class StoreOptions(TypedDict, total=False):
-    """Options of `open_or_build`, besides the data and the encoder."""
-
-    cache_dir: str | None
-    text_field: str
-    skip_bad_lines: bool
-    num_procs: int | None
-    progress: bool
-    text_suffixes: Sequence[str] | None
-    split_text: str | None
-
-
 def open_or_build(
     data_path: str | Path | list[str],
     encoder: DocumentEncoder,
+    reading: TextSettings = DEFAULTS,
     *,
-    cache_dir: str | None = None,
-    text_field: str = "text",
-    skip_bad_lines: bool = False,
     num_procs: int | None = None,
     progress: bool = True,
-    text_suffixes: Sequence[str] | None = None,
-    split_text: str | None = None,
 ) -> TokenStore:
     """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
 
-    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `cache_dir`;
+    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `reading.cache_dir`;
     for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
-    num_procs: default up to all cores. text_suffixes: as in `find_files`. split_text: as in `read_documents`.
+    num_procs: default up to all cores.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
     that cannot be written; UserError for a file that cannot be read.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
     # Walked and fetched once
-    choices = [choose_files(path, text_suffixes, cache_dir) for path in paths]
+    choices = [choose_files(path, reading.text_suffixes, reading.cache_dir) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
+    text_field, skip_bad_lines, split_text = reading.text_field, reading.skip_bad_lines, reading.split_text
     document_end = split_text or encoder.document_end
-    folders = candidate_folders(paths[0], files[0], cache_dir)
+    folders = candidate_folders(paths[0], files[0], reading.cache_dir)
     with user_errors():
         stats = stats_of(files)
         hashed_at = time.time()

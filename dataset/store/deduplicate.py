@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
-from dataset.reading.settings import NEAR
-from dataset.store.build import StoreOptions, first_writable, hash_of_text
+from dataset.reading.settings import NEAR, TextSettings
+from dataset.store.build import first_writable, hash_of_text
 from dataset.store.token_store import TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -32,11 +31,11 @@ VERSION = 1
 
 
 def copies_among(
-    stores: Sequence[TokenStore], encoder: DocumentEncoder, method: str, **options: Unpack[StoreOptions]
+    stores: Sequence[TokenStore], encoder: DocumentEncoder, method: str, reading: TextSettings, progress: bool
 ) -> tuple[Bools, str, list[str]]:
     """(which documents are copies, a fingerprint of the others, a notice for each store).
 
-    method: EXACT or NEAR. options: as for `open_or_build`.
+    method: EXACT or NEAR. reading: of the stores.
     Errors: DataError if the files have changed; OSError.
     """
     exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
@@ -44,7 +43,11 @@ def copies_among(
     fingerprint = digest_of_json([VERSION, method, version, [store.fingerprint for store in stores]])
     is_copy = exact.is_exact
     if method == NEAR:
-        is_copy = _near_or_exact(stores, encoder, exact, fingerprint, options)
+        of_stores = (
+            stored_texts(store, store.files, encoder, reading.text_field, reading.split_text) for store in stores
+        )
+        texts = (text for _, _, text in chain.from_iterable(of_stores))
+        is_copy = _near_or_exact(stores[0], texts, exact, fingerprint, progress)
     notices = []
     for store, (lo, hi) in zip(stores, pairwise(np.cumsum([0, *map(len, stores)])), strict=True):
         n_copies = int(is_copy[lo:hi].sum())
@@ -57,29 +60,23 @@ def copies_among(
     return is_copy, fingerprint, notices
 
 
-def _near_or_exact(
-    stores: Sequence[TokenStore], encoder: DocumentEncoder, exact: Copies, fingerprint: str, options: StoreOptions
-) -> Bools:
-    """The copies of either kind, cached by an earlier start or found now."""
-    name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
-    for folder in stores[0].cache_folders:
+def _near_or_exact(first: TokenStore, texts: Iterator[str], exact: Copies, fingerprint: str, progress: bool) -> Bools:
+    """The copies of either kind, cached by an earlier start beside the first store, or found now."""
+    name = f"{first.source_name}-{NEAR}-{fingerprint[:16]}.npz"
+    for folder in first.cache_folders:
         # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
         with contextlib.suppress(Exception):
             cached: Bools = np.load(folder / name, allow_pickle=False)["is_copy"]
             return cached
-    folder = first_writable(stores[0].cache_folders)
+    folder = first_writable(first.cache_folders)
     # Commands that start together all search, with the same result.
     begin = time.monotonic()
-    has_progress = options.get("progress", True)
-    if has_progress:
+    if progress:
         announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
-    text_field, split_text = options.get("text_field", "text"), options.get("split_text")
-    of_stores = (stored_texts(store, store.files, encoder, text_field, split_text) for store in stores)
-    texts = (text for _, _, text in chain.from_iterable(of_stores))
     is_copy = near_copies(enumerate(texts), exact, folder).of != NO_EARLIER
     with atomic_file(folder / name) as file:
         np.savez(file, is_copy=is_copy)
-    if has_progress:
+    if progress:
         near = int(is_copy.sum() - exact.is_exact.sum())
         announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy

@@ -186,17 +186,13 @@ class ElectraJob(Job):
         return Corpus(
             [Source(self.data_path)],
             self.encoder,
+            settings,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
             val_path=settings.val_path,
             val_fraction=settings.val_fraction,
             allow_val_overlap=settings.allow_val_overlap,
             deduplicate=settings.deduplicate,
-            cache_dir=settings.cache_dir,
-            text_field=settings.text_field,
-            text_suffixes=settings.text_suffixes,
-            split_text=settings.split_text,
-            skip_bad_lines=settings.skip_bad_lines,
             progress=self.ranks.is_main,
         )
 

@@ -56,6 +56,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         return kind.corpus(
             data_of(settings, kind),
             encoder,
+            settings,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
             pack=settings.pack,
@@ -66,11 +67,6 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
             deduplicate=settings.deduplicate,
             epochs=settings.epochs,
             n_rows=settings.max_updates * rows,
-            cache_dir=settings.cache_dir,
-            text_field=settings.text_field,
-            text_suffixes=settings.text_suffixes,
-            split_text=settings.split_text,
-            skip_bad_lines=settings.skip_bad_lines,
             progress=ranks.is_main,
         )
 

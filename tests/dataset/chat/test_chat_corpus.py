@@ -8,6 +8,7 @@ from common.errors import DataError
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
 from dataset.reading.conversations import CONVERSATION
+from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import load_tokenizer
 from model.loss import IGNORE
 from tests.chats import ids_and_mask, turn, write_chats
@@ -18,8 +19,9 @@ ENCODER = ChatEncoder(TOKENIZER)
 
 
 def corpus_of(*paths, max_seq_len=64, **options):
-    options = {"seed": 3, "text_field": CONVERSATION, "progress": False, **options}
-    return ChatCorpus([str(path) for path in paths], ENCODER, max_seq_len=max_seq_len, **options)
+    options = {"seed": 3, "progress": False, **options}
+    reading = TextSettings(text_field=CONVERSATION)
+    return ChatCorpus([str(path) for path in paths], ENCODER, reading, max_seq_len=max_seq_len, **options)
 
 
 def whole_epoch(corpus):

@@ -4,7 +4,7 @@ import pytest
 
 from dataset.corpus import Corpus
 from dataset.reading.beginnings import notices_on_texts
-from dataset.reading.settings import PARAGRAPHS
+from dataset.reading.settings import PARAGRAPHS, TextSettings
 from tests.helpers import write_texts
 
 PROSE = "It was the best of times, it was the worst of times, it was the age of wisdom, and of foolishness too.\n"
@@ -49,7 +49,7 @@ def test_a_split_that_does_nothing_is_said_and_one_that_is_there_is_not_asked_fo
 def test_a_split_that_has_an_effect_on_one_file_of_a_run_is_not_called_in_vain(tmp_path, encoder):
     lines = write_texts(tmp_path / "a.jsonl", ["a cat", "a mat"])
     (tmp_path / "b.txt").write_text("the cat\nsat\n")
-    text, options = str(tmp_path / "b.txt"), {"max_seq_len": 8, "seed": 0, "split_text": "lines", "progress": False}
+    text, by_line = str(tmp_path / "b.txt"), TextSettings(split_text="lines")
     for data_path, val_path, is_vain in (([text], lines, 0), ([lines], text, 0), ([lines], None, 1)):
-        corpus = Corpus(data_path, encoder, val_path=val_path, **options)
+        corpus = Corpus(data_path, encoder, by_line, max_seq_len=8, seed=0, val_path=val_path)
         assert sum("--split_text lines has no effect" in line for line in corpus.notices) == is_vain

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import DataError
+from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.store.build import BlockEncoder, open_or_build
 from dataset.store.token_store import FILES
@@ -23,6 +25,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, wait_until, write_texts
 
+SKIPPING = TextSettings(skip_bad_lines=True)
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
 
 
@@ -55,7 +58,7 @@ def test_any_number_of_processes_gives_the_same_bytes(tmp_path, encoder, small_b
     for path in (plain, str(tmp_path / "b.jsonl.gz")):
         store = open_or_build(path, encoder, num_procs=1)
         check(store, TEXTS, encoder)
-        other = open_or_build(path, encoder, num_procs=3, cache_dir=str(tmp_path / "other"))
+        other = open_or_build(path, encoder, TextSettings(cache_dir=str(tmp_path / "other")), num_procs=3)
         assert content(other.folder) == content(store.folder)
     paths = [plain, str(tmp_path / "txt" / "0*.txt")]
     check(open_or_build(paths, encoder, num_procs=1), TEXTS + TEXTS[:10], encoder)
@@ -87,19 +90,19 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
 
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
     """Nothing stale is ever reused; the same content in another place is."""
-    path, cache = write_texts(tmp_path / "a.jsonl", TEXTS), str(tmp_path / "cache")
-    first = open_or_build(path, encoder, cache_dir=cache)
+    path, here = write_texts(tmp_path / "a.jsonl", TEXTS), TextSettings(cache_dir=str(tmp_path / "cache"))
+    first = open_or_build(path, encoder, here)
     others = [
-        open_or_build(path, DocumentEncoder(small_tokenizer(pad="<pad>")), cache_dir=cache),
-        open_or_build(path, DocumentEncoder(small_tokenizer(), parse_special_tokens=True), cache_dir=cache),
-        open_or_build(path, encoder, cache_dir=cache, skip_bad_lines=True),
-        open_or_build([path, path], encoder, cache_dir=cache),
+        open_or_build(path, DocumentEncoder(small_tokenizer(pad="<pad>")), here),
+        open_or_build(path, DocumentEncoder(small_tokenizer(), parse_special_tokens=True), here),
+        open_or_build(path, encoder, replace(here, skip_bad_lines=True)),
+        open_or_build([path, path], encoder, here),
     ]
     write_texts(tmp_path / "a.jsonl", [*TEXTS, "more"])
-    others.append(open_or_build(path, encoder, cache_dir=cache))
+    others.append(open_or_build(path, encoder, here))
     assert len({store.fingerprint for store in [first, *others]}) == 6
     (tmp_path / "other").mkdir()
-    again = open_or_build(write_texts(tmp_path / "other" / "a.jsonl", TEXTS), encoder, cache_dir=cache)
+    again = open_or_build(write_texts(tmp_path / "other" / "a.jsonl", TEXTS), encoder, here)
     assert again.folder == first.folder
 
 
@@ -115,7 +118,7 @@ def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs
         open_or_build(str(path), encoder, num_procs=num_procs)
     assert str(caught.value).startswith(f"{path}:212: 'text' is a null") and "\n" not in str(caught.value)
     assert not list((tmp_path / ".token_store").glob("*/")), "no store and no temporary folder is left"
-    store = open_or_build(str(path), encoder, num_procs=num_procs, skip_bad_lines=True)
+    store = open_or_build(str(path), encoder, SKIPPING, num_procs=num_procs)
     check(store, [text for i, text in enumerate(TEXTS) if i not in (211, 260)], encoder)
     assert store.bad_lines.counts == {"text is null": 1, "not JSON": 1}
     assert any(f"{path}:261: " in line for line in store.bad_lines.report())
@@ -128,7 +131,7 @@ def test_nothing_to_train_on(tmp_path, encoder):
             open_or_build(str(tmp_path / name), encoder)
     (tmp_path / "bad.jsonl").write_text("a\nb\n")
     with pytest.raises(DataError, match="no document in there; all 2 lines are bad"):
-        open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
+        open_or_build(str(tmp_path / "bad.jsonl"), encoder, SKIPPING)
 
 
 def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
@@ -165,7 +168,8 @@ def test_read_only_data_folder(tmp_path, encoder, capsys):
     assert f"using {store.folder.parent}" in capsys.readouterr().out
     assert open_or_build(path, encoder).folder == store.folder
     with pytest.raises(DataError, match="--cache_dir"):
-        open_or_build(write_texts(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
+        reading = TextSettings(cache_dir=str(tmp_path / ".token_store"))
+        open_or_build(write_texts(tmp_path / "b.jsonl", ["b"]), encoder, reading)
 
 
 def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
@@ -268,7 +272,8 @@ def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
 def test_a_split_is_part_of_the_name_of_a_store_only_where_it_splits(tmp_path, encoder):
     (tmp_path / "a.txt").write_text("the cat\nsat on\n\na mat\n")
     plain, jsonl = open_or_build(str(tmp_path / "a.txt"), encoder), write_texts(tmp_path / "b.jsonl", TEXTS[:3])
-    split = open_or_build(str(tmp_path / "a.txt"), encoder, split_text="lines")
+    by_line = TextSettings(split_text="lines")
+    split = open_or_build(str(tmp_path / "a.txt"), encoder, by_line)
     check(split, ["the cat", "sat on", "a mat"], encoder)
     assert len(plain) == 1 and plain.folder != split.folder
-    assert open_or_build(jsonl, encoder).folder == open_or_build(jsonl, encoder, split_text="lines").folder
+    assert open_or_build(jsonl, encoder).folder == open_or_build(jsonl, encoder, by_line).folder

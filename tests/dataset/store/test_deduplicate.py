@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import DataError
 from dataset.corpus import Corpus
+from dataset.reading.settings import TextSettings
 from dataset.store.build import open_or_build
 from dataset.store.deduplicate import stored_texts
 from tests.dataset.quality.planted import changed, chinese, english
@@ -14,7 +15,7 @@ from tests.helpers import write_texts
 
 
 def corpus_of(paths, encoder, method, **options):
-    return Corpus(paths, encoder, max_seq_len=32, seed=1, deduplicate=method, num_procs=1, progress=False, **options)
+    return Corpus(paths, encoder, max_seq_len=32, seed=1, deduplicate=method, progress=False, **options)
 
 
 def texts_with_copies():
@@ -79,7 +80,7 @@ def test_texts_come_back_in_the_order_of_the_store(tmp_path, encoder):
     lines = ['{"text": "one"}', "", "no json", '{"text": ""}', '{"text": "two"}', '{"text": "one"}']
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
-    store = open_or_build(str(path), encoder, skip_bad_lines=True, num_procs=1, progress=False)
+    store = open_or_build(str(path), encoder, TextSettings(skip_bad_lines=True), num_procs=1, progress=False)
     found = list(stored_texts(store, [path], encoder, "text"))
     assert found == [(0, 1, "one"), (0, 5, "two"), (0, 6, "one")]
     path.write_text("\n".join(lines[:-1]))

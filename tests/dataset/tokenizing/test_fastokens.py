@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.tokenizing import encoder as encoder_module
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -42,8 +43,9 @@ def test_a_store_is_the_same_by_either(tmp_path, monkeypatch):
     stores = []
     for folder, from_bytes, num_procs in (("slow", 1 << 40, 1), ("fast", 0, 1), ("faster", 0, 2)):
         monkeypatch.setattr(build, "MANY_CHARACTERS", from_bytes)
-        options = {"cache_dir": str(tmp_path / folder), "num_procs": num_procs, "progress": False}
-        stores.append(build.open_or_build(path, DocumentEncoder(tokenizer_of(KINDS["own"]())), **options).folder)
+        reading = TextSettings(cache_dir=str(tmp_path / folder))
+        encoder = DocumentEncoder(tokenizer_of(KINDS["own"]()))
+        stores.append(build.open_or_build(path, encoder, reading, num_procs=num_procs).folder)
     assert len({store.name for store in stores}) == 1
     assert len({(store / "meta.json").read_bytes() for store in stores}) == 1
 

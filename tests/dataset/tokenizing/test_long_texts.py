@@ -1,5 +1,6 @@
 """Texts in parts. Reference: the tokenizers library on the whole text."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from common.errors import DataError
+from dataset.reading.settings import TextSettings
 from dataset.store.build import open_or_build
 from dataset.tokenizing import encoder as encoder_module
 from dataset.tokenizing.encoder import DocumentEncoder, parts_of
@@ -71,10 +73,10 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
     path = write_texts(tmp_path / "data.jsonl", texts)
     known = DocumentEncoder(small_tokenizer())
     for encoder, bad in ((known, [2]), (encoder_of("numbers alone"), [2, 4]), (encoder_of("llama2"), [2, 4])):
-        options = {"cache_dir": str(tmp_path / encoder.fingerprint), "num_procs": 1, "progress": False}
+        strict = TextSettings(cache_dir=str(tmp_path / encoder.fingerprint))
         with pytest.raises(DataError, match=r"data\.jsonl:2: .*allows no cut"):
-            open_or_build(path, encoder, **options)
-        store = open_or_build(path, encoder, skip_bad_lines=True, **options)
+            open_or_build(path, encoder, strict)
+        store = open_or_build(path, encoder, replace(strict, skip_bad_lines=True))
         assert [fault.line for fault in store.bad_lines.places["too long"]] == bad
         assert len(store) == len(texts) - len(bad)
     with pytest.raises(ValueError, match="allows no cut"):

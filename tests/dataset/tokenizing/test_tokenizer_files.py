@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
 from common.errors import DataError, UserError
+from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.store.build import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -335,7 +336,7 @@ def test_a_store_tells_at_each_start_what_was_lost_when_it_was_built(tmp_path, m
     assert told.startswith(f"note: {path}: the tokenizer loses some of the text: ")
     monkeypatch.setattr(build, "_tokenise", None)
     with pytest.raises(DataError, match=r"en\.jsonl:1: no 'content'"):
-        open_or_build(path, encoder, text_field="content")
+        open_or_build(path, encoder, TextSettings(text_field="content"))
     monkeypatch.setattr(build, "plain_texts", None)
     assert open_or_build(path, encoder).notices == [told]
 
