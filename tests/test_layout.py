@@ -138,13 +138,13 @@ BUILT_ON = {SftSettings: ("pretrain",)}
 
 @pytest.mark.parametrize("kind", OWN_FILES)
 def test_every_flag_is_read(kind):
-    """Reference: the parser's own list; `settings.<flag>` outside the files of settings and those of other trainers reads one."""
+    """Reference: the parser's own list; `settings.<flag>`, in a store `reading.<flag>`, reads one."""
     own = (OWN_FILES[kind], *BUILT_ON.get(kind, ()))
     actions, others = SettingsParser(kind)._actions, [name for name in OWN_FILES.values() if name not in own]
     files = [
         path
         for path in SOURCES
-        if relative(path).startswith(("trainer/", "encoders/"))
+        if relative(path).startswith(("trainer/", "encoders/", "dataset/store/"))
         and path.stem != "settings"
         and not any(name in relative(path) for name in others)
     ]
@@ -152,7 +152,7 @@ def test_every_flag_is_read(kind):
     # use_wandb becomes --tracker wandb; the launcher's LOCAL_RANK counts, not its flag; those of run.py become other flags, or are ignored with a line.
     of_run_py = {field.name for field in fields(PublishedFlags)}
     flags = {action.dest for action in actions} - {"help", "config", "use_wandb", "local_rank"} - of_run_py
-    read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
+    read = {flag for flag in flags if re.search(rf"\b(settings|reading)\.{flag}\b", text)}
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
