@@ -81,20 +81,21 @@ reference: $(VENV)/.installed $(DOCUMENTATION)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) $(RATES) $(PROMPTS) --save_weight reference $(ARGS)
 	$(ACTIVATE)
 
-# Name of the weights that the chat starts from: other weights in out/ may be half-trained or have another tokenizer.
-# One pass over the text is enough, and docs/sft.md counted its answers with this learning rate.
-BASE = chat_base
+# The same for both trainings of the chat, and small, so that they end in time on a CPU without bfloat16
+CHAT = --hidden_size 192 --num_hidden_layers 4 --optimizer muon --lr_schedule linear --accumulation_steps 1 --log_interval 50
+
+# Half a pass over the text is enough. The weights have their own name: others in out/ may be half-trained or have another tokenizer.
+BASE = --batch_size 8 --max_updates 150 $(RATES) --save_weight chat_base
 
 # Memorises a megabyte of questions, with high learning rates
-CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_rate 2e-3 --lr_schedule linear \
-       --log_interval 50 --save_interval 500
+ANSWERS = --batch_size 4 --epochs 6 --learning_rate 2e-3 --use_compile 1 --save_interval 500 --from_weight chat_base
 
 # --from_resume 1 continues an interrupted run and leaves a finished one as it is.
 # make chat ARGS="--from_resume 0" fine-tunes again.
 chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
-	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --init_scheme zero_out --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
-	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
-	$(RUN) scripts/evaluate.py answers --weight out/full_sft_256.pth
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(CHAT) $(BASE) $(PROMPTS) --from_resume 1
+	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) $(ANSWERS) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
+	$(RUN) scripts/evaluate.py answers --weight out/full_sft_192.pth
 	$(ACTIVATE)
 
 # A small ELECTRA for a quarter of an hour on a CPU

@@ -15,7 +15,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig
 from model.weight_record import SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_record
-from scripts import export_hf
+from scripts import arguments, export_hf
 from scripts.common import load_model
 from tests.chats import turn
 from tests.helpers import ROOT, tiny_model
@@ -223,9 +223,9 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     weight = write(tmp_path)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "notes.txt").write_text("mine")
-    for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)]):
+    for flags in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)]):
         with pytest.raises(UserError, match="is no earlier export|is there already"):
-            export_hf.main(["--weight", str(weight), *arguments])
+            export_hf.main(["--weight", str(weight), *flags])
     # What the way back writes beside the weights
     (tmp_path / "notes.json").write_text("mine")
     with pytest.raises(UserError, match=r"notes\.json is there already: choose another --to_pth"):
@@ -266,6 +266,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     for name in ("wiki", "my"):
         (tmp_path / f"{name}.txt").write_text("the cat sat on the mat\n" * 9)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(arguments, "DEFAULT_WEIGHT", tmp_path / "out" / "pretrain_512.pth")
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) >= 6
@@ -275,8 +276,8 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     extra[play] = ["--device", "cpu", "--port", "0"]
     # As if Ctrl-C were pressed at once.
     monkeypatch.setattr(play.Server, "serve_forever", lambda server: (_ for _ in ()).throw(KeyboardInterrupt))
-    for script, *arguments in commands:
-        assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
+    for script, *words in commands:
+        assert modules[script].main([*words, *extra.get(modules[script], [])]) == 0
     assert document != "docs/scripts.md" or (tmp_path / "out" / "back_512.json").exists()
 
 

@@ -66,7 +66,7 @@ def requested(driver):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server with a model of the size of `make pretrain`, and a run."""
+    """A server with a model of the size of `make reference`, and a run."""
     folder = tmp_path_factory.mktemp("out")
     metrics_file(folder / "pretrain_256.metrics.jsonl", n=200)
     size = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": None}
