@@ -48,7 +48,7 @@ from common.flags import Parser, at_least, positive
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
-from model.model_minimind import MiniMindConfig
+from model.config import ModelConfig
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import product_rate
@@ -163,7 +163,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
         seen = [min(n, T) for n in pairs]
         context = T if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
-        flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
+        flops = flops_per_token(ModelConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
         run["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}
     run["ratios"] = ratios({side.name: side.slices for side in sides})

@@ -20,14 +20,15 @@ from torch.utils.data import DataLoader
 
 from benchmarks.corpora import texts_of
 from benchmarks.training import LEARNING_RATE, WARM_UP, Training
+from dataset.batches import Assembler, UpdateSchedule
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
-from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
+from dataset.loader import Loader, to_device
 from dataset.packing import Totals
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.hf import MiniMindForCausalLM
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
@@ -87,7 +88,7 @@ class Turns:
         self.start = time.perf_counter()
 
 
-def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
+def train_plain(args: argparse.Namespace, config: ModelConfig, device: torch.device, turns: Turns) -> None:
     """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
     on a GPU, fp32 elsewhere."""
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
@@ -116,7 +117,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
 
 
 def train_hf(
-    args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns, compiled: bool = False
+    args: argparse.Namespace, config: ModelConfig, device: torch.device, turns: Turns, compiled: bool = False
 ) -> None:
     """The Hugging Face Trainer. Labels are the inputs, shifted by the model: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -175,14 +176,14 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
 
 
 def train_side(name: str, fields: dict[str, Any], args: argparse.Namespace, pipe: "Connection[Any, Any]") -> None:
-    """Train as side `name` until the last turn. fields: of the MiniMindConfig."""
+    """Train as side `name` until the last turn. fields: of the ModelConfig."""
     # Keep prints of libraries out of the table.
     os.dup2(2, 1)
     device = torch.device(args.device)
     turns = Turns(pipe, device)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    config = MiniMindConfig(**fields)
+    config = ModelConfig(**fields)
     if name == "plain":
         train_plain(args, config, device, turns)
     elif name == "ours":

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from dataset.loader import Batch, to_device
+from dataset.batches import Batch
+from dataset.loader import to_device
 from dataset.packing import Totals
-from model.model_minimind import MiniMindConfig, MiniMindLM
+from model.config import ModelConfig
+from model.model_minimind import MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -19,7 +21,7 @@ from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
 
-# Model shapes, as differences from MiniMindConfig's defaults
+# Model shapes, as differences from ModelConfig's defaults
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2},
     "26m": {},
@@ -37,7 +39,7 @@ MEAN_LENGTH = 320
 class Training:
     """A model with its engine and one batch, on which every step trains.
 
-    fields: of the MiniMindConfig. context: sum(n^2) / sum(n) over the documents' lengths n, for flops_per_token.
+    fields: of the ModelConfig. context: sum(n^2) / sum(n) over the documents' lengths n, for flops_per_token.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Training:
     ) -> None:
         torch.manual_seed(0)
         self.device = device
-        config = MiniMindConfig(**fields)
+        config = ModelConfig(**fields)
         self.model = MiniMindLM(config).to(device).train()
         generator = torch.Generator().manual_seed(1)
         batch, self.context = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)

@@ -10,7 +10,7 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.arrays import Ints
-from dataset.loader import Assembler, Batch, TargetFilter
+from dataset.batches import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
 from dataset.reading.beginnings import notices_on_texts

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.fast.block_attention import block_attention
 from model.fast.experts import has_grouped_kernel
 from model.fast.flex_attention import flex_attend, flex_fault
@@ -120,7 +120,7 @@ class CompiledFlexBackend(CompiledBackend):
 
 
 def compiled_backend(
-    config: MiniMindConfig, device: torch.device, shape: tuple[int, int], dtype: torch.dtype
+    config: ModelConfig, device: torch.device, shape: tuple[int, int], dtype: torch.dtype
 ) -> CompiledBackend:
     """Returns the fastest compiled backend for this model on this device; its notice names the attention.
 

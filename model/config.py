@@ -1,4 +1,4 @@
-"""The configuration of both MiniMind generations. A field is declared once, in `Fields`; the rest follows from there."""
+"""The configuration of both MiniMind generations. A field is declared once, in `ModelConfig`; the rest follows from there."""
 
 import dataclasses
 import math
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
-
-from model.weight_record import with_generation
-
 GENERATIONS = ("minimind2", "minimind3")
+# name of the architecture in files
+MODEL_TYPE = "minimind"
+
+# target of a position without a prediction, as in torch's cross-entropy
+IGNORE = -100
 
 # values of `exported`: the Hugging Face exports that have the field, all or only those of models with experts
 ALL_EXPORTS = "all"
@@ -25,7 +26,7 @@ def declare(
 
     architecture: with another value the weights do not fit, or compute something else, so a resumed run must have the same.
     exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, also read and
-    written. A default of None is computed in `MiniMindConfig`.
+    written. A default of None is computed in `ModelConfig`.
     """
     declared = {"architecture": architecture, "exported": exported, "alias": alias}
     by_generation = dict(zip(GENERATIONS, (defaults[0], defaults[-1]), strict=True))
@@ -33,9 +34,16 @@ def declare(
 
 
 @dataclass(init=False)
-class Fields:
-    """The fields of a MiniMindConfig, in the order in which they are written to a file."""
+class ModelConfig:
+    """What a model is built from. Keyword arguments only; a field that is None takes the default of its generation ("minimind2" or
+    "minimind3"). model/hf_config.py gives it the interface of transformers, whose import takes half as long as that of torch.
 
+    MoE fields have the names of both generations: n_routed_experts is num_experts, aux_loss_alpha router_aux_loss_coef.
+    `inference_rope_scaling` turns YaRN on (minimind3); `rope_scaling`, a dict with factor, beta_fast, beta_slow and
+    original_max_position_embeddings, also sets its parameters. Errors: ValueError, one line, for invalid values.
+    """
+
+    # in the order in which they are written to a file
     generation: str = declare("minimind2", "minimind3", architecture=True)
     vocab_size: int = declare(6400, architecture=True, exported=ALL_EXPORTS)
     hidden_size: int = declare(512, 768, architecture=True, exported=ALL_EXPORTS)
@@ -73,44 +81,12 @@ class Fields:
     norm_topk_prob: bool = declare(True, architecture=True, exported=EXPERT_EXPORTS)
     scoring_func: str = declare("softmax")
 
-
-# {field: its metadata of `declare`}
-DECLARATIONS = {field.name: field.metadata for field in dataclasses.fields(Fields)}
-
-# The fields that determine which weights fit and what they compute: a resumed run must have the same.
-ARCHITECTURE = tuple(name for name, declared in DECLARATIONS.items() if declared["architecture"])
-
-# {the other generation's name: the field's name here}
-ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if declared["alias"]}
-
-# Fields for which None is a value and not the default: a tokenizer may lack a special token.
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-# whole numbers from 1 on
-POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-
-# {parameter of YaRN in the public `rope_scaling`: our field}
-YARN_NAMES = {
-    "factor": "yarn_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-    "original_max_position_embeddings": "yarn_original_positions",
-}
-
-
-class MiniMindConfig(Fields, PretrainedConfig):
-    """Keyword arguments only; a field that is None takes the default of its generation ("minimind2" or "minimind3").
-
-    MoE fields have the names of both generations: n_routed_experts is num_experts, aux_loss_alpha router_aux_loss_coef.
-    `inference_rope_scaling` turns YaRN on (minimind3); `rope_scaling`, a dict with factor, beta_fast, beta_slow and
-    original_max_position_embeddings, also sets its parameters. Errors: ValueError, one line, for invalid values.
-    """
-
-    model_type = "minimind"
-    keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "last_hidden_state"]
-    attribute_map = ALIASES
-
     def __init__(self, **kwargs: Any) -> None:
+        if others := self.set_fields(kwargs):
+            raise TypeError(f"{next(iter(others))} is not a field of ModelConfig")
+
+    def set_fields(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Set all fields. Returns the keyword arguments that are none."""
         kwargs = public_spellings(kwargs)
         generation = kwargs.get("generation") or GENERATIONS[0]
         if generation not in GENERATIONS:
@@ -153,25 +129,34 @@ class MiniMindConfig(Fields, PretrainedConfig):
         ):
             if not is_right:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
-        super().__init__(**kwargs)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """From a config.json; see `with_generation`."""
-        return super().from_dict(with_generation(config_dict), **kwargs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, also under their aliases: the public code of each generation reads its own names."""
-        fields = super().to_dict()
-        for alias, name in ALIASES.items():
-            fields[alias] = fields[name]
-        return fields
+        return kwargs
 
 
-AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
+# {field: its metadata of `declare`}
+DECLARATIONS = {field.name: field.metadata for field in dataclasses.fields(ModelConfig)}
+
+# The fields that determine which weights fit and what they compute: a resumed run must have the same.
+ARCHITECTURE = tuple(name for name, declared in DECLARATIONS.items() if declared["architecture"])
+
+# {the other generation's name: the field's name here}
+ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if declared["alias"]}
+
+# Fields for which None is a value and not the default: a tokenizer may lack a special token.
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+# whole numbers from 1 on
+POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+# {parameter of YaRN in the public `rope_scaling`: our field}
+YARN_NAMES = {
+    "factor": "yarn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "original_max_position_embeddings": "yarn_original_positions",
+}
 
 
-def parameter_count(config: MiniMindConfig) -> int:
+def parameter_count(config: ModelConfig) -> int:
     """Number of parameters, all experts included, a tied head once. No model is built."""
     width = config.hidden_size
     query_width = config.num_attention_heads * config.head_dim
@@ -194,8 +179,14 @@ def parameter_count(config: MiniMindConfig) -> int:
     return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm
 
 
+def record_of(config: ModelConfig) -> dict[str, Any]:
+    """The fields for a .json, also under their aliases: the public code of each generation reads its own names."""
+    fields = {name: getattr(config, name) for name in DECLARATIONS}
+    return {"model_type": MODEL_TYPE, **fields, **{alias: fields[name] for alias, name in ALIASES.items()}}
+
+
 def own_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of MiniMindConfig from a .json. Only our fields: others could make transformers import or fetch programs."""
+    """Keyword arguments of ModelConfig from a .json. Only our fields: others could make transformers import or fetch programs."""
     return {name: value for name, value in public_spellings(record).items() if name in DECLARATIONS}
 
 

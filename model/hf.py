@@ -17,8 +17,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from model.config import MiniMindConfig
-from model.loss import IGNORE
+from model.config import IGNORE, ModelConfig
+from model.hf_config import MiniMindConfig
 from model.masks import cached_mask, dense_mask, first_keys
 from model.model_minimind import MiniMindLM, MiniMindModel
 
@@ -47,7 +47,9 @@ class MiniMindForCausalLM(MiniMindLM, PreTrainedModel, GenerationMixin):
     _no_split_modules = ["Block"]
     _supports_sdpa = True
 
-    def __init__(self, config: MiniMindConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
+        if not isinstance(config, MiniMindConfig):
+            config = MiniMindConfig(**vars(config))
         PreTrainedModel.__init__(self, config)
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

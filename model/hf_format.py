@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+import model.hf_config  # noqa: F401 - lets AutoConfig read our own
 from common.errors import UserError, library_errors
 from common.files import read_object
 from common.wording import one_line
@@ -23,8 +24,9 @@ from model.config import (
     ALL_EXPORTS,
     DECLARATIONS,
     EXPERT_EXPORTS,
+    MODEL_TYPE,
     YARN_NAMES,
-    MiniMindConfig,
+    ModelConfig,
     own_fields,
 )
 from model.pth_format import TABLES, ModelT, StateDict, model_with
@@ -75,8 +77,8 @@ SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.((?:gate|
 # ------------------------------------------------------------------------------------------------- to a folder
 
 
-def hf_config(config: MiniMindConfig) -> PretrainedConfig:
-    """MiniMindConfig -> the equivalent transformers config.
+def hf_config(config: ModelConfig) -> PretrainedConfig:
+    """ModelConfig -> the equivalent transformers config.
 
     Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have, for a YaRN that transformers computes
     in another way, and for shapes it refuses.
@@ -118,7 +120,7 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         raise ValueError(f"transformers has no such {name}: {one_line(error)}") from None
 
 
-def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
+def to_hf(state: StateDict, config: ModelConfig) -> StateDict:
     """State dict of MiniMindLM -> that of its counterpart, without a tied head.
 
     Qwen2-MoE multiplies its one shared expert by sigmoid(w·x). With w = 0 that is exactly 1/2, so down_proj is doubled,
@@ -153,8 +155,8 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
 # ----------------------------------------------------------------------------------------------- from a folder
 
 
-def read_config(folder: Path) -> MiniMindConfig:
-    """Returns the MiniMindConfig that is equivalent to the model in `folder`.
+def read_config(folder: Path) -> ModelConfig:
+    """Returns the ModelConfig that is equivalent to the model in `folder`.
 
     The architecture's own class reads config.json, with its defaults, in the formats of transformers 4 and 5.
     Errors: ValueError, one line, for a folder without a config, and with the field and the value that MiniMind cannot
@@ -164,8 +166,8 @@ def read_config(folder: Path) -> MiniMindConfig:
     try:
         refuse_layers(hf_fields)
         model_type = str(hf_fields.get("model_type"))
-        if model_type == MiniMindConfig.model_type:
-            return MiniMindConfig(**own_fields(with_generation(hf_fields)))
+        if model_type == MODEL_TYPE:
+            return ModelConfig(**own_fields(with_generation(hf_fields)))
         if model_type not in GENERATIONS_OF_TYPES:
             raise ValueError(
                 f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(GENERATIONS_OF_TYPES)}"
@@ -188,7 +190,7 @@ def read_config(folder: Path) -> MiniMindConfig:
             fields["n_shared_experts"] = config.shared_expert_intermediate_size // config.moe_intermediate_size
             # minimind2 does not normalise a single weight.
             fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
-        minimind_config = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
+        minimind_config = ModelConfig(generation=generation, use_moe=use_moe, **fields)
         reference = hf_config(minimind_config)
         # rope_type first: the other entries follow from it.
         names = ("rope_type", *rope, *reference.rope_parameters)
@@ -220,7 +222,7 @@ def refuse_layers(hf_fields: Mapping[str, object]) -> None:
             raise ValueError(f"{name[:60]} is more than {MAX_LAYERS:,}, which no model has")
 
 
-def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
+def load_folder(model_class: type[ModelT], folder: Path, config: ModelConfig) -> ModelT:
     """The weights in `folder` -> model_class in fp32 and eval mode: the inverse of to_hf.
 
     config: of read_config.

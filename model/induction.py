@@ -15,7 +15,7 @@ Layout of the residual stream [H], with n coordinates for each of two tokens:
 
 import torch
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.model_minimind import MiniMindLM, plain_frequencies
 
 # The constant in the embeddings; their other coordinates grow to a norm of about 7
@@ -74,6 +74,6 @@ def init_induction(model: MiniMindLM) -> None:
     second.o_proj.weight[:, :n] = COPY * token.T
 
 
-def supports_induction(config: MiniMindConfig) -> bool:
+def supports_induction(config: ModelConfig) -> bool:
     """Returns whether `init_induction` supports this config: a model of two layers or more, and without q_norm and k_norm."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1

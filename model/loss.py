@@ -6,10 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from model.config import IGNORE
 from model.products import compute_dtype
 
-# target of a position without a prediction, as in torch's cross-entropy
-IGNORE = -100
 # Rows of logits that exist at a time: 52 MB in fp32 with a vocabulary of 6,400. Fewer make small products.
 CHUNK_ROWS = 2048
 # Each chunk is about ten launches, and a GPU computes 2,048 rows faster than the host launches the next ones.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -30,7 +30,7 @@ Mask = Any
 BLOCK = 128
 
 
-def first_keys(config: MiniMindConfig, queries: torch.Tensor, document_ids: torch.Tensor | None = None) -> torch.Tensor:
+def first_keys(config: ModelConfig, queries: torch.Tensor, document_ids: torch.Tensor | None = None) -> torch.Tensor:
     """The first key that each query sees [B or 1, T]: where its document starts. The last one is the query itself.
 
     queries: their positions [T]. document_ids [B, T]: equal within a document, whose positions follow each other; None: one
@@ -68,7 +68,7 @@ def additive_mask(first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cached_mask(
-    config: MiniMindConfig, queries: torch.Tensor, cache: "Cache | None", padding: torch.Tensor | None
+    config: ModelConfig, queries: torch.Tensor, cache: "Cache | None", padding: torch.Tensor | None
 ) -> torch.Tensor | None:
     """-> bool [B or 1, 1, T, S], or None for plain causal attention.
 

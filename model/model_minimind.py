@@ -1,7 +1,7 @@
 """MiniMind: one decoder for both public generations, checkpoint-compatible.
 
-    model = MiniMindLM(MiniMindConfig())                                           # minimind2, 25.8 M parameters
-    model = MiniMindLM(MiniMindConfig(generation="minimind3", use_moe=True))
+    model = MiniMindLM(ModelConfig())                                              # minimind2, 25.8 M parameters
+    model = MiniMindLM(ModelConfig(generation="minimind3", use_moe=True))
     model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")                   # with Hugging Face's interface
 
 Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, compiled_backend
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
 from model.products import FeedForward, projections
@@ -40,7 +40,7 @@ __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindLM", "MiniMindModel
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, in fp32; https://arxiv.org/abs/1910.07467."""
 
-    def __init__(self, size: int, config: MiniMindConfig) -> None:
+    def __init__(self, size: int, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = config.rms_norm_eps
@@ -56,7 +56,7 @@ class RMSNorm(nn.Module):
         return self.weight * normed.type_as(x)
 
 
-def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(config: ModelConfig, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """position_ids [B or 1, T] -> cos, sin [B or 1, 1, T, D] in fp32; https://arxiv.org/abs/2104.09864.
 
     Computed in each forward pass: a few thousand cosines cost nothing beside the model, there is no table to outgrow,
@@ -71,13 +71,13 @@ def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[tor
     return angles.cos(), angles.sin()
 
 
-def plain_frequencies(config: MiniMindConfig, device: torch.device) -> torch.Tensor:
+def plain_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor:
     """RoPE frequencies [D/2] in fp32, before YaRN: radians per position for each pair of dimensions."""
     even = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32)
     return 1.0 / config.rope_theta ** (even / config.head_dim)
 
 
-def yarn(config: MiniMindConfig, frequencies: torch.Tensor) -> torch.Tensor:
+def yarn(config: ModelConfig, frequencies: torch.Tensor) -> torch.Tensor:
     """YaRN's "NTK by parts" (https://arxiv.org/abs/2309.00071, section 3.2) for frequencies [D/2].
 
     A dimension that turns more than beta_fast times within the original length keeps its frequency, one that turns
@@ -106,7 +106,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads."""
 
-    def __init__(self, config: MiniMindConfig, layer_index: int) -> None:
+    def __init__(self, config: ModelConfig, layer_index: int) -> None:
         super().__init__()
         H = config.hidden_size
         D = config.head_dim
@@ -151,7 +151,7 @@ class Block(nn.Module):
     gradient_checkpointing = False
     _gradient_checkpointing_func: Callable[..., Any]
 
-    def __init__(self, config: MiniMindConfig, layer_index: int) -> None:
+    def __init__(self, config: ModelConfig, layer_index: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer_index)
         self.mlp: FeedForward | MoEFeedForward
@@ -189,7 +189,7 @@ class Block(nn.Module):
 class MiniMindModel(nn.Module):
     """Embedding, blocks and final norm."""
 
-    def __init__(self, config: MiniMindConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -234,7 +234,7 @@ class MiniMindLM(nn.Module):
     # set by `compile_training`
     compiled_backend: CompiledBackend | None = None
 
-    def __init__(self, config: MiniMindConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = MiniMindModel(config)
@@ -352,7 +352,7 @@ class MiniMindLM(nn.Module):
 
 
 def __getattr__(name: str) -> Any:
-    """MiniMindForCausalLM and MiniMindOutput, at the first use: importing what they are built on takes longer than torch."""
-    if name in ("MiniMindForCausalLM", "MiniMindOutput"):
+    """The classes with Hugging Face's interface, at the first use: importing what they are built on takes longer than torch."""
+    if name in ("MiniMindConfig", "MiniMindForCausalLM", "MiniMindOutput"):
         return getattr(import_module("model.hf"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.fast.experts import choose_mix
 from model.products import FeedForward, is_plain
 
@@ -24,7 +24,7 @@ class MoEFeedForward(nn.Module):
 
     slots: torch.Tensor
 
-    def __init__(self, config: MiniMindConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)

@@ -16,7 +16,7 @@ from torch import nn
 
 from common.files import check_regular_file, file_digest
 from common.wording import one_line
-from model.config import DECLARATIONS, MiniMindConfig, own_fields, public_spellings
+from model.config import DECLARATIONS, ModelConfig, own_fields, public_spellings
 from model.weight_record import DIGEST_FIELD, read_record
 
 # MiniMindLM, which imports this module, or MiniMindForCausalLM
@@ -42,7 +42,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     path = Path(path)
     overrides = public_spellings(overrides)
     if unknown := sorted(overrides.keys() - DECLARATIONS.keys()):
-        raise ValueError(f"{unknown[0]} is not a field of MiniMindConfig")
+        raise ValueError(f"{unknown[0]} is not a field of ModelConfig")
     beside = path.with_suffix(".json")
     check_regular_file(beside)
     record = read_record(path) if beside.exists() else None
@@ -52,7 +52,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
             fields = infer_config(state, overrides)
         else:
             fields = own_fields(record)
-        config = MiniMindConfig(**{**fields, **overrides})
+        config = ModelConfig(**{**fields, **overrides})
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path if record is None else beside}: {error}") from None
     model = model_with(model_class, config, state, path)
@@ -72,7 +72,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     return model
 
 
-def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDict, path: Path) -> ModelT:
+def model_with(model_class: type[ModelT], config: ModelConfig, state: StateDict, path: Path) -> ModelT:
     """Returns model_class in fp32 and eval mode with these weights. A tied head may be missing. path: for error messages.
 
     Errors: ValueError, one line, for names and shapes of another model and for non-finite numbers.
@@ -185,7 +185,7 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     vocab_size, hidden_size = size(EMBEDDINGS), size(EMBEDDINGS, axis=1)
     has_qk_norm = ATTENTION + "q_norm.weight" in state
     generation = overrides.get("generation") or ("minimind3" if has_qk_norm else "minimind2")
-    defaults = MiniMindConfig(generation=generation)
+    defaults = ModelConfig(generation=generation)
     q_rows = size(ATTENTION + "q_proj.weight")
     k_rows = size(ATTENTION + "k_proj.weight")
     head_dim = overrides.get("head_dim") or (size(ATTENTION + "q_norm.weight") if has_qk_norm else None)

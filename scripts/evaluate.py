@@ -44,7 +44,7 @@ from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
-from model.loss import IGNORE
+from model.config import IGNORE
 from scripts.arguments import evaluate_parser, weight_of
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import Sampling, generate

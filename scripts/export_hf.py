@@ -31,6 +31,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.saving import save_tokenizer
 from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_size, has_tokenizer, vocabulary_digest
+from model.config import record_of
 from model.hf import MiniMindForCausalLM
 from model.hf_format import StateDict, hf_config, to_hf
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
@@ -174,7 +175,7 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     difference, positions = compare(source, model, DocumentEncoder(tokenizer))
     comparison = verdict(difference, positions, f"{type(model).__name__} against {type(source).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
+    fields = {**record_of(model.config), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
     if ROW_LENGTH_FIELD in weight_record:
         fields[ROW_LENGTH_FIELD] = weight_record[ROW_LENGTH_FIELD]
     save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, weight_record.get(SPECIAL_TOKENS_FIELD))

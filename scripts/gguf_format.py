@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import piece_rule
-from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
+from model.config import ARCHITECTURE, YARN_NAMES, ModelConfig
 from model.hf_format import YARN_BETAS, StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
 
@@ -43,7 +43,7 @@ EXPORTED_FIELDS = {
 # --------------------------------------------------------------------------------------------------- the model
 
 
-def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
+def architecture_of(config: ModelConfig) -> MODEL_ARCH:
     """Errors: UserError, or ValueError of `hf_config`, for a model that llama.cpp does not compute."""
     # A field unknown here could change the logits, but not the tensors.
     assert set(ARCHITECTURE) <= EXPORTED_FIELDS, set(ARCHITECTURE) - EXPORTED_FIELDS
@@ -56,7 +56,7 @@ def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
     return ARCHITECTURES[config.generation, config.use_moe]
 
 
-def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
+def write_settings(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     """Write the hyperparameters that llama.cpp needs."""
     width = config.moe_intermediate_size if config.use_moe else config.intermediate_size
     writer.add_vocab_size(config.vocab_size)
@@ -89,7 +89,7 @@ def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
         writer.add_leading_dense_block_count(0)
 
 
-def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
+def to_gguf(state: StateDict, config: ModelConfig) -> StateDict:
     """State dict of MiniMindLM -> tensors with llama.cpp's names, in fp32.
 
     As in `to_hf`, several shared experts become one wide one, and a missing one becomes zeros. The routed experts of a

@@ -17,11 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import relative_to_cwd
@@ -41,11 +40,14 @@ from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts.parsers import InspectSettings
 from trainer.machine.command_line import run_cli
-from trainer.machine.ranks import ONE_RANK
+from trainer.machine.rank import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, announce_embedded_corpus, data_of, open_corpus
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sft.job import CONVERSATIONS
+from trainer.sft.data import CONVERSATIONS
 from trainer.sft.settings import SftSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Characters of an example, and tokens decoded for one
 EXCERPT, EXCERPT_TOKENS = 120, 80
@@ -108,7 +110,7 @@ class DataLook:
 
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
+        self.tokenizer = load_tokenizer(settings.tokenizer_path)
         announce_embedded_corpus(settings, DOCUMENTS)
         self.groups = [source.paths for source in group_sources(data_of(settings))]
         self.first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
@@ -264,7 +266,7 @@ class DataLook:
         plan = self.corpus.plan(0)
         store = self.corpus.store
         # The padding is not shown.
-        batch = self.corpus.assembler()[plan.recipe(range(number, number + 1))]
+        batch = self.corpus.assembler().arrays(plan.recipe(range(number, number + 1)))
         targets = batch.targets[0].tolist()
         documents = batch.document_ids[0].tolist()
         pieces = []
@@ -295,7 +297,7 @@ class DataLook:
         return title, pieces
 
 
-def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
+def text_of_piece(tokenizer: "PreTrainedTokenizerBase", piece: Piece) -> str:
     """Its text, with marks around tokens that are no targets."""
     parts = []
     before, end = "", 0

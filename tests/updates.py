@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from dataset.loader import Assembler, UpdateSchedule
+from dataset.batches import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan
 from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.settings import field_default
-from dataset.loader import UpdateSchedule
-from trainer.machine.ranks import Ranks
+from dataset.batches import UpdateSchedule
+from trainer.machine.rank import Ranks
 from trainer.settings import RunSettings
 
 

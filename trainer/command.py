@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.processes import restart_clock
-from model.config import MiniMindConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
 from trainer.budget.plan import plan_path, refuse_forgotten_budget, write_plan
@@ -49,7 +49,7 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
     try:
         _, config = settings_of_folder(settings)
         if config is None:
-            config = MiniMindConfig(**{name: getattr(settings, name) for name in MODEL_FLAGS})
+            config = ModelConfig(**{name: getattr(settings, name) for name in MODEL_FLAGS})
             if settings.tokenizer_path != DEFAULT_TOKENIZER:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):

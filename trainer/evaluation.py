@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors, utf8
 from dataset.corpus import ValidationBatches
@@ -25,6 +24,9 @@ from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @torch.no_grad()
@@ -153,7 +155,7 @@ class Sampler:
     with_prompt: a text starts with its prompt, as the model got it.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     encoder: DocumentEncoder
     prompts: Sequence[str]
     seed: int

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from common.errors import LoaderError, PrintedByAnotherRank
 from common.settings import write_settings
 from common.wording import counted
-from dataset.loader import Loader, UpdateSchedule, to_device
+from dataset.batches import UpdateSchedule
+from dataset.loader import Loader, to_device
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.engine import LOADER_FAILED, Outcome, Update
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext

@@ -27,7 +27,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from common.errors import UserError, user_errors
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.packing import Piece, naive_rows
-from model.loss import IGNORE, chunked_cross_entropy
+from model.config import IGNORE
+from model.loss import chunked_cross_entropy
 from model.plain import Config, MiniMind
 from trainer.machine.command_line import run_cli
 

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from trainer.command import run_command
 from trainer.loop import train_epoch
 from trainer.machine.command_line import run_cli
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def init_model(
-    lm_config: MiniMindConfig,
+    lm_config: ModelConfig,
     from_weight: str = "none",
     tokenizer_path: str = DEFAULT_TOKENIZER,
     save_dir: str | Path = ROOT / "out",

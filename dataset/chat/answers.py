@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
 from dataset.arrays import Bools, Ints
-from dataset.loader import Batch
+from dataset.batches import Batch
 from dataset.store.token_store import Documents
-from model.loss import IGNORE
+from model.config import IGNORE
 
 # Maximum tokens that are searched at once
 TOKENS_AT_ONCE = 1 << 22
@@ -60,15 +60,17 @@ class Answers:
         return ids
 
     def only(self, batch: Batch) -> Batch:
-        """The Batch with only the targets of answers."""
+        """The Batch, of arrays, with only the targets of answers."""
+        # Any: arrays where the types say tensors
+        parts: Any = batch
         # Row by row from left to right: the order of the pieces in a batch.
-        has_pair = batch.document_ids >= 0
-        stored = batch.input_ids[has_pair].numpy()
-        trained = torch.from_numpy(self.trained(stored))
-        input_ids = batch.input_ids.clone()
-        input_ids[has_pair] = torch.from_numpy(self.restore_turn_starts(stored))
-        targets = batch.targets.clone()
-        targets[has_pair] = torch.where(trained, batch.targets[has_pair], IGNORE)
+        has_pair = parts.document_ids >= 0
+        stored = parts.input_ids[has_pair]
+        trained = self.trained(stored)
+        input_ids = parts.input_ids.copy()
+        input_ids[has_pair] = self.restore_turn_starts(stored)
+        targets = parts.targets.copy()
+        targets[has_pair] = np.where(trained, targets[has_pair], IGNORE)
         return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
 
     def blocks(self, store: Documents) -> Iterator[tuple[Ints, Ints, Bools]]:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -18,6 +18,7 @@ from common.wording import announce
 from dataset.arrays import Ints
 from dataset.reading.settings import SAMPLE
 from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, WORD_PATTERNS
+from dataset.tokenizing.plain_tokenizer import plain_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_files,
     check_readable,
@@ -47,15 +48,25 @@ class TooLongToEncode(ValueError):
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     """A Hugging Face tokenizer from a local folder, whose code is never run. Errors: ValueError if there is none."""
-    # A slow import, which worker processes do not need.
-    from transformers import AutoTokenizer
-
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{path}: no such tokenizer folder; it has a tokenizer.json and its config")
     check_readable(folder)
     with library_errors(f"{path}: no tokenizer can be loaded from there"):
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        # For its users it is one.
+        plain = cast("PreTrainedTokenizerBase | None", plain_tokenizer(folder, load_by_transformers))
+    return load_by_transformers(folder) if plain is None else plain
+
+
+def load_by_transformers(folder: Path) -> "PreTrainedTokenizerBase":
+    """As `load_tokenizer`, in the class of transformers."""
+    # Slow imports, which worker processes do not need either. AutoTokenizer reads a config.json beside the tokenizer too.
+    from transformers import AutoTokenizer
+
+    import model.hf_config  # noqa: F401
+
+    with library_errors(f"{folder}: no tokenizer can be loaded from there"):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         if (folder / "tokenizer.json").exists():
             follow_file(folder / "tokenizer.json", tokenizer)
     check_files(folder, tokenizer)

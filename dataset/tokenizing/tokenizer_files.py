@@ -65,6 +65,9 @@ SPACES = {"spaces": " \u00a0\u3000", "tabs": "\t", "line breaks": "\r\n"}
 # up, for speed.
 MIN_FILLED_SHARE = 0.9
 
+# transformers 5's post-processor of a tokenizer.json without one
+NO_TEMPLATE = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+
 
 def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
     """Puts BOS before each text, as in training; EOS comes from the model."""
@@ -83,8 +86,7 @@ def remove_bos_template(backend: Tokenizer, bos: str | None, bos_id: int | None)
     ours.post_processor = bos_template(bos, bos_id)
     # The library exposes a post-processor only in the whole tokenizer.json.
     if json.loads(backend.to_str())["post_processor"] == json.loads(ours.to_str())["post_processor"]:
-        # transformers 5's default for a tokenizer.json without a post-processor
-        backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+        backend.post_processor = NO_TEMPLATE
 
 
 def unnamed_tokenizer_warning(weight: Path) -> str:

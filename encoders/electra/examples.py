@@ -22,7 +22,7 @@ from dataset.packing import chunks, permutation
 from dataset.reading.settings import PARAGRAPHS
 from dataset.store.token_store import Documents, Tokens
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.loss import IGNORE
+from model.config import IGNORE
 
 # Minimum positions of an example: two segments and their special tokens
 MIN_POSITIONS = 5

@@ -27,7 +27,7 @@ from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, non_p
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from encoders.schedules import ENCODER_SCHEDULES
 from encoders.vocabulary import load_wordpiece, return_segments
-from model.loss import IGNORE
+from model.config import IGNORE
 from trainer.advice import common_warnings, warnings_of
 from trainer.batching import Batching
 from trainer.engine import Engine, Update, make_engine

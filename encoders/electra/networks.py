@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from encoders.fast_layers import compile_layers, ready_mask, use_fast_attention
-from model.loss import IGNORE
+from model.config import IGNORE
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.wording import compiler_error_line
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.masks import block_mask
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def flex_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockM
     return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def flex_fault(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> str:
+def flex_fault(config: ModelConfig, device: torch.device, dtype: torch.dtype, T: int) -> str:
     """Returns in a line why `flex_attend` does not work here; "": it does.
 
     Tried on one row of T positions with the model's heads, in the precision of the run. With little shared memory (99 KB on an

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from dataset.batches import Assembler, UpdateSchedule
 from dataset.corpus import split_by_hash
-from dataset.loader import Assembler, Loader, UpdateSchedule
+from dataset.loader import Loader
 from dataset.packing import EpochPlan
 from dataset.store.build import open_or_build
 from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.loss import IGNORE
+from model.config import IGNORE
 from tests.dataset.test_packing import make_store, random_lengths
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, batches_of, write_texts
@@ -101,7 +102,7 @@ def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
 def test_a_crash_of_the_main_process_ends_the_workers():
     """The traceback keeps the iterator alive and workers ignore SIGTERM: without care the exit waits for them for ever."""
     code = """
-from dataset.loader import Assembler, UpdateSchedule
+from dataset.batches import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan
 from tests.dataset.test_packing import make_store
 from tests.helpers import batches_of

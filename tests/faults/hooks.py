@@ -16,6 +16,7 @@ import torch
 
 from common import files
 from dataset import loader
+from dataset.batches import Assembler
 from trainer import engine
 from trainer.saving import checkpoint
 from trainer.saving.saver import Saver
@@ -271,7 +272,7 @@ def kill_worker_at(updates, rank=0):
 
 def bad_batch(at, rank=0):
     """The `at`-th batch of a process (from 1) finds a document where no token is."""
-    get, start = loader.Assembler.__getitem__, loader.Loader.__init__
+    get, start = Assembler.__getitem__, loader.Loader.__init__
     count, own_rank = 0, 0
 
     def knowing_start(self, assembler, number=0, *arguments, **named):
@@ -286,7 +287,7 @@ def bad_batch(at, rank=0):
             what.begin[:] = 1 << 40
         return get(self, what)
 
-    loader.Assembler.__getitem__, loader.Loader.__init__ = failing, knowing_start
+    Assembler.__getitem__, loader.Loader.__init__ = failing, knowing_start
 
 
 def shared_memory_is_full():

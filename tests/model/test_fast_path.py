@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.fast import flex_attention
 from model.fast.block_attention import block_attention
 from model.masks import additive_mask, dense_mask, first_keys
@@ -31,7 +31,7 @@ def test_block_attention_is_sdpa(T, heads, groups):
     torch.manual_seed(0)
     document_ids = (torch.rand(2, T) < 0.2).long().cumsum(1)
     document_ids[1, -T // 4 :] = -1
-    first = first_keys(MiniMindConfig(), torch.arange(T), document_ids)
+    first = first_keys(ModelConfig(), torch.arange(T), document_ids)
     q, k, v = (torch.randn(2, n, T, 8, requires_grad=True) for n in (heads, groups, groups))
     weights = torch.randn(2, heads, T, 8)
     ours = block_attention(q, k, v, additive_mask(first, torch.float32))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
@@ -47,7 +47,7 @@ def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
 
 def test_a_folder_of_save_pretrained(tmp_path):
     """And a .pth of the same model, by a config with a field that no shape tells."""
-    config = MiniMindConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, rope_theta=1e4)
+    config = ModelConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, rope_theta=1e4)
     own = MiniMindForCausalLM(config).eval()
     own.save_pretrained(tmp_path)
     assert difference(load(tmp_path), own) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.pretrain.initial_model import init_model
 from trainer.pretrain.settings import PretrainSettings
@@ -14,7 +14,7 @@ from trainer.pretrain.settings import PretrainSettings
 def test_a_text_said_twice_is_expected_the_second_time(shape):
     """And only by these initial weights: other ones know nothing of it."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    config = MiniMindConfig(**dict(zip(names, shape, strict=True)))
+    config = ModelConfig(**dict(zip(names, shape, strict=True)))
     once = torch.randint(3, config.vocab_size, (2, 100), generator=torch.Generator().manual_seed(1))
     twice = torch.cat([once, once], dim=1)
     gained = {}

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.masks import additive_mask, block_mask, dense_mask, first_keys
 
 
@@ -21,7 +21,7 @@ def test_every_form_is_the_rule_written_for_a_pair():
         boundary = torch.rand(B, T, generator=generator) < 0.5 ** (1 + below(12))
         document_ids = boundary.long().cumsum(1)
         document_ids[0, T - below(T) :] = -1
-        first = first_keys(MiniMindConfig(), torch.arange(T), document_ids)
+        first = first_keys(ModelConfig(), torch.arange(T), document_ids)
         mask = block_mask(first)
 
         def visible(b, head, query, key, ids=document_ids):

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from dataset.loader import Batch
+from dataset.batches import Batch
 from dataset.packing import Totals
 from model import loss as loss_module
 from model.loss import chunked_cross_entropy

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_by_transformers, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig
 from model.weight_record import SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_record
@@ -160,7 +160,7 @@ def test_the_lines_of_the_card_leave_a_model_to_train_on(tmp_path, monkeypatch, 
 )
 def test_padding_that_texts_have_learns_in_an_export(kind, pad, tmp_path):
     """Reference: the gradients of the same network without a `padding_idx`, which takes the part of the inputs away."""
-    tokenizer = load_tokenizer(ROOT / "model")
+    tokenizer = load_by_transformers(ROOT / "model")
     tokenizer.pad_token = pad
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     weight = write(tmp_path, **KINDS[kind], pad_token_id=tokenizer.pad_token_id)

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.wording import printable
-from dataset.loader import Assembler
+from dataset.batches import Assembler
 from scripts import inspect_data
 from scripts.inspect_data import DataLook, InspectSettings, Piece, text_of_piece
 from tests.chats import ids_and_mask, write_chats

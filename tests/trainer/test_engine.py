@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from dataset.loader import Assembler
+from dataset.batches import Assembler
 from dataset.packing import Totals
 from tests.faults.harness import digest
 from tests.helpers import tiny_model

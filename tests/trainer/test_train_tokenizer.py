@@ -22,11 +22,29 @@ from trainer.train_tokenizer import TokenizerSettings, main
 MODEL = ROOT / "model"
 
 
-@pytest.mark.parametrize("command", ["trainer.train_tokenizer", "scripts.report"])
-def test_a_command_that_needs_no_model_imports_neither_torch_nor_transformers(command):
-    program = f"import sys, {command}; print(sys.modules.keys() & {{'torch', 'transformers'}})"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ended.stdout == "set()\n", ended.stderr
+UPDATE = (
+    "--hidden_size 16 --num_hidden_layers 1 --max_updates 1 --use_compile 0 --report 0 --cpu_processes 1 --device cpu"
+)
+SLOW = {"transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "matplotlib", "jinja2", "pandas"}
+
+
+@pytest.mark.parametrize(
+    "module, flags, absent",
+    [
+        ("trainer.train_tokenizer", "--help", {"torch", "transformers"}),
+        ("scripts.report", "--help", {"torch", "transformers"}),
+        ("scripts.inspect_data", "--data_path {corpus}", {"torch", *SLOW}),
+        ("trainer.train_pretrain", f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE}", SLOW),
+    ],
+)
+def test_what_takes_seconds_to_import_a_command_does_without(module, flags, absent, corpus):
+    """Up to its end: looking at data, an update."""
+    program = (
+        f"import sys, atexit, {module} as m; atexit.register(lambda: print(sorted({absent} & sys.modules.keys())))"
+    )
+    words = ["-c", f"{program}; m.main(sys.argv[1:])", *flags.format(corpus=corpus).split()]
+    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.endswith("\n[]\n"), ended.stdout + ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, 
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.config import MiniMindConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindLM
 from trainer.batching import Batching
@@ -31,7 +31,7 @@ from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
 from trainer.machine.compiling import PRODUCT_RATE, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks, first_rank_first, on_main
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -112,7 +112,7 @@ def count_text(
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    corpus = open_corpus(settings, encoder, ranks, kind)
+    corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
     if settings.dry_run and difficulty is None and ranks.is_main:
         for line in corpus.notices:
             announce(line)
@@ -121,7 +121,7 @@ def count_text(
     share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
     if share:
         settings = replace(settings, val_fraction=share)
-        corpus = open_corpus(settings, encoder, ranks, kind)
+        corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = rows.row_targets(0, rows.n_rows)
@@ -198,7 +198,7 @@ class RunCosts:
         """What is left of a budget of time."""
         return None if self.seconds is None else self.seconds - seconds_since_start()
 
-    def init_scheme(self, config: MiniMindConfig) -> str:
+    def init_scheme(self, config: ModelConfig) -> str:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
         if "init_scheme" in self.fixed:
             return self.settings.init_scheme
@@ -217,19 +217,19 @@ class RunCosts:
         # A run on a machine that cannot compile trains eagerly.
         return failure_to_compile(device_type) is None
 
-    def compile_key(self, config: MiniMindConfig, batching: Batching) -> str:
+    def compile_key(self, config: ModelConfig, batching: Batching) -> str:
         """Name of the code that a run of this model compiles, with any number of layers: all blocks are alike."""
         heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
         model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
         rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.dtype}"
         return f"{model}; {rows}; {self.device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
-    def compile_seconds(self, config: MiniMindConfig, batching: Batching) -> float:
+    def compile_seconds(self, config: ModelConfig, batching: Batching) -> float:
         """Seconds that a run of this model takes to compile; 0: not compiled, or its code is from a measurement."""
         key = self.compile_key(config, batching)
         return 0.0 if not self.compiled or key == self.compiled_key else self.compile_times.expected(key)
 
-    def estimated_seconds(self, config: MiniMindConfig, rows: int, compiled: bool) -> float:
+    def estimated_seconds(self, config: ModelConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
         H, ranks = config.hidden_size, self.ranks
         context, utilisation = self.text.context, GPU_UTILISATION
@@ -249,7 +249,7 @@ class RunCosts:
             work += flops / MUON_UTILISATION * times
         return work / self.product_rate
 
-    def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
+    def update_seconds(self, config: ModelConfig, rows: int) -> float:
         """Seconds of an update of this many rows: the estimate, corrected by measurements."""
         estimate = self.estimated_seconds(config, rows, self.compiled)
         if not self.corrections:
@@ -257,20 +257,20 @@ class RunCosts:
         nearest = min(self.corrections, key=lambda width: abs(math.log(width / config.hidden_size)))
         return estimate * self.corrections[nearest]
 
-    def other_seconds(self, config: MiniMindConfig, batching: Batching, training_seconds: float) -> float:
+    def other_seconds(self, config: ModelConfig, batching: Batching, training_seconds: float) -> float:
         """Seconds of overhead: compiling, evaluations, files. training_seconds: of all updates."""
         seconds = FILES_S + REPORT_S * self.settings.report
         seconds += self.compile_seconds(config, batching)
         evaluations = 1 + self.evaluations(config, batching, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, batching.rows)
 
-    def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
+    def evaluation_seconds(self, config: ModelConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
         position_seconds = self.update_seconds(config, rows) / (rows * self.text.rows.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
         return evaluation_cost(self.compiled) * position_seconds * self.text.evaluated + samples
 
-    def evaluations(self, config: MiniMindConfig, batching: Batching, training_seconds: float) -> int:
+    def evaluations(self, config: ModelConfig, batching: Batching, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
         is_free = "eval_interval" not in self.fixed
         if not self.text.evaluated or not (is_free or self.settings.eval_interval):
@@ -282,17 +282,17 @@ class RunCosts:
         updates_between = max(self.settings.eval_interval / batching.micro_batches, 1.0)
         return int(training_seconds / self.update_seconds(config, batching.rows) / updates_between)
 
-    def memory(self, config: MiniMindConfig, batch_size: int) -> float:
+    def memory(self, config: ModelConfig, batch_size: int) -> float:
         """Peak memory in bytes, with micro-batches of this many rows."""
         # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
         compiled = self.compiled and self.device.type != "cuda"
         T = self.text.rows.T
         return training_bytes(config, batch_size, T, self.settings, self.dtype, self.device, self.ranks, compiled)
 
-    def token_flops(self, config: MiniMindConfig) -> float:
+    def token_flops(self, config: ModelConfig) -> float:
         return flops_per_token(config, self.text.context)
 
-    def measure(self, config: MiniMindConfig, batching: Batching, updates: int, compiled: bool) -> None:
+    def measure(self, config: ModelConfig, batching: Batching, updates: int, compiled: bool) -> None:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it.
 
         Only the last measurement may be compiled: its code serves the run.
@@ -311,7 +311,7 @@ class RunCosts:
         factor = measured / self.estimated_seconds(config, batching.rows, compiled)
         self.corrections[config.hidden_size] = min(factor, MAX_CORRECTION[self.device.type])
 
-    def timed(self, config: MiniMindConfig, rows: int, times: int, compiled: bool) -> tuple[float, float, float]:
+    def timed(self, config: ModelConfig, rows: int, times: int, compiled: bool) -> tuple[float, float, float]:
         """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update, of a first update of two
         micro-batches, which compiles), measured on the text itself: the time of some kernels depends on repeated tokens, and on
         several documents in a row.

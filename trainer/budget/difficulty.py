@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.arrays import Ints
+from dataset.batches import Assembler
 from dataset.corpus import ValidationBatches
-from dataset.loader import Assembler
 from dataset.packing import RowPlan
 
 Floats = NDArray[np.float64]

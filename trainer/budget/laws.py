@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dataset.corpus import Corpus
-from model.config import MiniMindConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 
 
 def wiki_loss(parameters: float, tokens: float) -> float:
@@ -146,7 +146,7 @@ def is_repeated_too_often(passes: float) -> bool:
 
 
 def expected_loss(
-    config: MiniMindConfig,
+    config: ModelConfig,
     tokens: float,
     parts: Sequence[Part],
     difficulty: float = 1.0,

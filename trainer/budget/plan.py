@@ -21,7 +21,7 @@ from common.settings import field_default, flags_of, write_settings
 from common.start import script_path, shell_line
 from common.wording import counted
 from dataset.corpus import MIN_DOCUMENTS
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
@@ -60,7 +60,7 @@ IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_
 class BudgetPlan:
     """A planned run."""
 
-    config: MiniMindConfig
+    config: ModelConfig
     parameters: int
     batching: Batching
     updates: int

@@ -30,7 +30,7 @@ import torch
 from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
 from common.wording import announce, counted
-from model.config import MiniMindConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts, count_text
@@ -200,7 +200,7 @@ def measure_machine(
     return settings, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free
 
 
-def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
+def sizes(fields: Mapping[str, Any]) -> list[ModelConfig]:
     """The models to try: widths, each with the numbers of layers that suit some number of tokens.
 
     fields: fixed fields of their configs, the vocabulary size among them. Errors: ValueError where no model has such fields.
@@ -219,7 +219,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
                 "num_key_value_heads": laws.kv_heads_for(heads),
             }
             try:
-                found.append(MiniMindConfig(**{**shape, **fields}))
+                found.append(ModelConfig(**{**shape, **fields}))
             except ValueError:
                 # The fields do not fit this width, such as heads that do not divide it.
                 if "hidden_size" in fields:
@@ -229,7 +229,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     return found
 
 
-def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
+def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
     """The costs with rows of LONG_ROW positions, if the user leaves it open and WORTH_LONG_ROWS is met; else unchanged. A collective.
 
     In longer rows a token sees more of its document, and costs more.
@@ -260,7 +260,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 
 
-def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
+def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> BudgetPlan:
     """The best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
     Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. A collective.
@@ -297,7 +297,7 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
     return plan
 
 
-def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> BudgetPlan:
+def best_plan(sizes: Sequence[ModelConfig], costs: RunCosts) -> BudgetPlan:
     """The plan with the lowest expected loss, of those whose depth suits their tokens.
 
     Errors: UserError that says what is too little.
@@ -336,7 +336,7 @@ def with_suitable_depth(plans: Sequence[BudgetPlan]) -> list[BudgetPlan]:
     return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def plan_for(config: MiniMindConfig, costs: RunCosts) -> BudgetPlan | None:
+def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
     """The plan for one size; None if the budget buys too few updates, or the memory has no room for a row."""
     text = costs.text
     choices = batchings(config, costs)
@@ -371,7 +371,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts) -> BudgetPlan | None:
     )
 
 
-def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
+def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     """Candidates of how to cut an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     settings, ranks = costs.settings, costs.ranks
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
@@ -404,7 +404,7 @@ def batchings(config: MiniMindConfig, costs: RunCosts) -> list[Batching]:
     return list(largest.values())
 
 
-def affordable_tokens(config: MiniMindConfig, batching: Batching, costs: RunCosts) -> float:
+def affordable_tokens(config: ModelConfig, batching: Batching, costs: RunCosts) -> float:
     """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
     settings = costs.settings
     if settings.budget_tokens is not None:
@@ -423,7 +423,7 @@ def affordable_tokens(config: MiniMindConfig, batching: Batching, costs: RunCost
     return min(updates * costs.text.tokens_of_update(batching.rows), most)
 
 
-def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
+def what_is_too_little(sizes: Sequence[ModelConfig], costs: RunCosts) -> str:
     """The message if no model can be trained."""
     unique, T, max_passes = costs.text.unique, costs.text.rows.T, costs.max_passes
     rows = min((batching.rows for config in sizes for batching in batchings(config, costs)), default=None)

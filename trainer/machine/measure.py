@@ -3,6 +3,7 @@ threads are used up."""
 
 import contextlib
 import errno
+import importlib.metadata
 import os
 import platform
 import time
@@ -13,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import torch
-import transformers
 
 from common import processes
 from common.errors import LoaderError, UserError
@@ -82,7 +82,7 @@ def versions() -> dict[str, str]:
     return {
         # torch's own class compares as version numbers, not as text.
         "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        "transformers": importlib.metadata.version("transformers"),
         "tokenizers": tokenizers.__version__,
         "numpy": np.__version__,
     }

@@ -21,7 +21,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -35,38 +34,10 @@ from common.settings import Settings
 from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
+from trainer.machine.rank import ONE_RANK, Ranks
 
 # Seconds between two looks at which ranks have joined
 POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those of the run."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    # Ranks that share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has its own micro-batches.
-    # All of them if the command has divided itself (machine/cpu_ranks.py), so that its flags keep their meaning.
-    sharing: int = 1
-    # Ranks that the launcher started on this machine; 1 if it does not say, and for the copies of a command
-    local_world_size: int = 1
-    # shared by the copies of a command
-    memory: "SharedMemory | None" = None
-
-    @property
-    def micro_batches_at_once(self) -> int:
-        """Micro-batches of --batch_size rows that the ranks compute in parallel."""
-        return self.world_size // self.sharing
-
-    @property
-    def is_main(self) -> bool:
-        """True for the process that writes and prints."""
-        return self.rank == 0
-
-
-ONE_RANK = Ranks()
 
 
 def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> tuple[Ranks, torch.device]:

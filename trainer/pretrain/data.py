@@ -12,8 +12,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from trainer.batching import Batching
-from trainer.job import UNLIMITED, Length
-from trainer.machine.ranks import Ranks, first_rank_first
+from trainer.machine.rank import Ranks
 from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 
@@ -46,31 +45,28 @@ DOCUMENTS = TextKind(
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
-    """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
+    """The Corpus of the settings. On several ranks call it through `first_rank_first`: one may have to tokenise or fetch what another
+    finds cached.
 
     Errors: DataError for text that the tokenizer does not know; UserError.
     """
     rows = Batching.of(settings, ranks).rows
-
-    def open_own() -> Corpus:
-        return kind.corpus(
-            data_of(settings, kind),
-            encoder,
-            settings,
-            max_seq_len=settings.max_seq_len,
-            seed=settings.seed,
-            pack=settings.pack,
-            long_documents=settings.long_documents,
-            val_path=settings.val_path,
-            val_fraction=settings.val_fraction,
-            allow_val_overlap=settings.allow_val_overlap,
-            deduplicate=settings.deduplicate,
-            epochs=settings.epochs,
-            n_rows=settings.max_updates * rows,
-            progress=ranks.is_main,
-        )
-
-    return first_rank_first(ranks, open_own)
+    return kind.corpus(
+        data_of(settings, kind),
+        encoder,
+        settings,
+        max_seq_len=settings.max_seq_len,
+        seed=settings.seed,
+        pack=settings.pack,
+        long_documents=settings.long_documents,
+        val_path=settings.val_path,
+        val_fraction=settings.val_fraction,
+        allow_val_overlap=settings.allow_val_overlap,
+        deduplicate=settings.deduplicate,
+        epochs=settings.epochs,
+        n_rows=settings.max_updates * rows,
+        progress=ranks.is_main,
+    )
 
 
 def refuse_too_little_text(settings: PretrainSettings, corpus: Corpus) -> None:
@@ -102,18 +98,3 @@ def announce_embedded_corpus(settings: DataSettings, kind: TextKind) -> None:
             f"no {kind.default_file}: training on {kind.embedded_description} ({kind.build_embedded()}).\n"
             "dataset/README.md explains how to get a full corpus; --data_path trains on your own text."
         )
-
-
-def length_of_run(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> Length:
-    """The length of a run, by its flags."""
-    length = Length(settings.epochs, settings.max_updates or UNLIMITED)
-    if settings.max_updates:
-        length.flag = "--max_updates"
-    if corpus.is_one_plan:
-        # All passes over all sources are one plan.
-        length.epochs = 1
-        length.rows_of_epoch = settings.max_updates * update_rows
-    if corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
-        # No flag makes such a run longer: a mixture of another length has other rows from the first on.
-        length.flag = ""
-    return length

@@ -17,7 +17,7 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
-from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
+from model.config import ARCHITECTURE, TOKEN_IDS, ModelConfig
 from model.induction import init_induction
 from model.model_minimind import MiniMindLM
 from model.weight_record import VOCABULARY_FIELD, existing_weights_hint, read_record
@@ -33,7 +33,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 def open_model(
     settings: PretrainSettings,
-    config: MiniMindConfig | None,
+    config: ModelConfig | None,
     tokenizer: Any,
     vocabulary: str,
     vocab_size: int,
@@ -70,7 +70,7 @@ def open_model(
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
-        config = MiniMindConfig(**shape, **ids, vocab_size=vocab_size, dropout=settings.dropout)
+        config = ModelConfig(**shape, **ids, vocab_size=vocab_size, dropout=settings.dropout)
         weight = settings.weight()
         if weight is not None:
             recorded = read_record(weight).get(VOCABULARY_FIELD)
@@ -94,7 +94,7 @@ def open_model(
 
 
 def init_model(
-    model_class: type[ModelT], config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str
+    model_class: type[ModelT], config: ModelConfig, from_weight: str, out_dir: str | Path, init_scheme: str
 ) -> ModelT:
     """A fresh model_class, or one with the weights of `from_weight`: a name as in --save_weight, or the path of a .pth.
 
@@ -116,7 +116,7 @@ def init_model(
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
     # What the caller has set goes before the .json beside the weights: the shape, the dropout of this run, and other fields where they
     # are not the defaults.
-    plain = MiniMindConfig(**{name: getattr(config, name) for name in MODEL_FLAGS}, vocab_size=config.vocab_size)
+    plain = ModelConfig(**{name: getattr(config, name) for name in MODEL_FLAGS}, vocab_size=config.vocab_size)
     asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
     asked |= {name: value for name in ARCHITECTURE if (value := getattr(config, name)) != getattr(plain, name)}
     try:
@@ -137,13 +137,13 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     return f"there is neither a folder of a model with that name nor {path}; {instead}"
 
 
-def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
+def check_length(max_seq_len: int, config: ModelConfig) -> None:
     """Errors: UserError for rows that are longer than the position table."""
     if max_seq_len > config.max_position_embeddings:
         raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")
 
 
-def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, MiniMindConfig | None]:
+def settings_of_folder(settings: PretrainSettings) -> tuple[PretrainSettings, ModelConfig | None]:
     """The settings with the model shape and tokenizer of the folder of --from_weight, as if given by flags for a fresh model, and
     its config; without a folder the same settings and None.
 

@@ -9,18 +9,19 @@ from typing import Any, ClassVar
 import torch
 
 from common.wording import counted
+from dataset.corpus import Corpus
 from dataset.packing import RowPlan
-from model.config import ARCHITECTURE, DECLARATIONS
+from model.config import ARCHITECTURE, DECLARATIONS, record_of
 from model.weight_record import ROW_LENGTH_FIELD
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import Sampler, evaluate
-from trainer.job import Evaluation, Forecast, Identity, Job, Progress, RunFiles, RunOverview
+from trainer.job import UNLIMITED, Evaluation, Forecast, Identity, Job, Length, Progress, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import seed_everything
 from trainer.optim.schedules import SCHEDULES, wsd
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run
+from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.overview import pretraining_overview
 from trainer.pretrain.parts import Parts
@@ -191,7 +192,7 @@ class PretrainJob(Job):
 
     def weight_record(self) -> dict[str, Any]:
         """What the .json beside the weights says about them, besides their tokenizer."""
-        return {**self.config.to_dict(), ROW_LENGTH_FIELD: self.settings.max_seq_len}
+        return {**record_of(self.config), ROW_LENGTH_FIELD: self.settings.max_seq_len}
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.tokens_of_sources(progress.epoch, progress.row)
@@ -228,3 +229,18 @@ def identity_of(parts: Parts) -> Identity:
         # They only set the initial weights. A resume loads those of its checkpoint.
         ignored_on_resume=("from_weight", "init_scheme"),
     )
+
+
+def length_of_run(settings: PretrainSettings, corpus: Corpus, update_rows: int) -> Length:
+    """The length of a run, by its flags."""
+    length = Length(settings.epochs, settings.max_updates or UNLIMITED)
+    if settings.max_updates:
+        length.flag = "--max_updates"
+    if corpus.is_one_plan:
+        # All passes over all sources are one plan.
+        length.epochs = 1
+        length.rows_of_epoch = settings.max_updates * update_rows
+    if corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
+        # No flag makes such a run longer: a mixture of another length has other rows from the first on.
+        length.flag = ""
+    return length

@@ -4,9 +4,9 @@ from typing import TypeVar
 
 import torch
 
-from dataset.loader import Batch
+from dataset.batches import Batch
 from dataset.packing import Totals
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
 
 Count = TypeVar("Count", int, torch.Tensor)
@@ -31,7 +31,7 @@ def pretrain_loss(model: MiniMindLM, batch: Batch, totals: Totals) -> tuple[torc
     return loss, sums
 
 
-def n_sums(config: MiniMindConfig) -> int:
+def n_sums(config: ModelConfig) -> int:
     """Length of the sums of `pretrain_loss`."""
     if not config.use_moe:
         return 4

@@ -19,10 +19,11 @@ import torch
 from common.errors import UserError
 from common.flags import MAX_INT
 from common.wording import counted
+from dataset.batches import Batch
 from dataset.corpus import Corpus
-from dataset.loader import Batch, to_device
+from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
-from model.config import MiniMindConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
@@ -38,7 +39,7 @@ from trainer.settings import NONE
 from trainer.sharding import ranks_per_model
 
 
-def flops_per_token(config: MiniMindConfig, length: float) -> float:
+def flops_per_token(config: ModelConfig, length: float) -> float:
     """Floating-point operations of one training step (forward and backward) per token.
 
     Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
@@ -79,7 +80,7 @@ HEAP_SHARE = 0.15
 
 
 def training_bytes(
-    config: MiniMindConfig,
+    config: ModelConfig,
     rows: int,
     T: int,
     settings: PretrainSettings,
@@ -126,7 +127,7 @@ def free_memory(device: torch.device, ranks: Ranks) -> float | None:
     return None if math.isinf(least) else least
 
 
-def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, shard: str = NONE) -> None:
+def refuse_too_large(config: ModelConfig, device: torch.device, ranks: Ranks, shard: str = NONE) -> None:
     """Errors: UserError if not even weights, gradients and moments fit: the system would kill the process without a message.
 
     shard: --shard.
@@ -153,7 +154,7 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
 SAFE_SHARE = 0.85
 
 
-def why_not_divisible(config: MiniMindConfig) -> str:
+def why_not_divisible(config: ModelConfig) -> str:
     """Why the loss of a micro-batch is not the sum of its parts' losses; "" if it is."""
     if config.use_moe and not config.seq_aux:
         return "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"

@@ -14,7 +14,7 @@ from dataset.arrays import Ints
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
-from model.config import parameter_count
+from model.config import parameter_count, record_of
 from trainer.advice import common_warnings, warnings_of
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
@@ -71,7 +71,7 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         plan=plan,
         lines=lines,
         notices=notices,
-        model_fields={**config.to_diff_dict(), "parameters": parameters},
+        model_fields={**record_of(config), "parameters": parameters},
         n_documents=len(corpus.documents),
         data_fields=data_fields,
         # For the utilisation in the log: FLOPs that a trained token of this corpus really needs.

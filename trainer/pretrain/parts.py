@@ -1,6 +1,7 @@
 """The parts of a run: tokenizer, model, text and batching, opened in the order of trainer/tour.py."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer.evaluation import read_prompts
 from trainer.job import RunContext
 from trainer.launch import lock_files
 from trainer.machine.devices import pick_dtype, seed_everything
-from trainer.machine.ranks import Ranks, wait_for_all_ranks
+from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.initial_model import open_model, settings_of_folder
 from trainer.pretrain.memory import resolve_batch_size
@@ -77,7 +78,7 @@ def open_run(
         lock_files(ranks, stem)
 
         # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-        corpus = open_corpus(settings, encoder, ranks, kind)
+        corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
         with wait_for_all_ranks(ranks):
             # Raises if there is nothing to train.
             corpus.plan(0)

@@ -4,31 +4,18 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from common.start import ROOT
 from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
-from dataset.chat.encoder import ChatEncoder
-from dataset.embedded_questions import build_embedded_questions
 from dataset.reading.file_kinds import find_files
 from dataset.reading.remote import is_address
 from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
 from trainer.batching import Batching
-from trainer.machine.ranks import ONE_RANK
-from trainer.pretrain.data import TextKind
+from trainer.machine.rank import ONE_RANK
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import AUTO_ROWS
-from trainer.sft.settings import USUAL_FILE, SftSettings
-
-CONVERSATIONS = TextKind(
-    ChatCorpus,
-    lambda tokenizer, settings: ChatEncoder(tokenizer),
-    trains_answers=True,
-    data_flags="--data_path, --skip_bad_lines, --deduplicate",
-    default_file=ROOT / "dataset" / USUAL_FILE,
-    build_embedded=build_embedded_questions,
-    embedded_description="questions on the documentation inside the installed Python",
-)
+from trainer.sft.data import CONVERSATIONS
+from trainer.sft.settings import SftSettings
 
 
 class SftJob(PretrainJob):

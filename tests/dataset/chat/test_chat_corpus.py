@@ -10,7 +10,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import load_tokenizer
-from model.loss import IGNORE
+from model.config import IGNORE
 from tests.chats import ids_and_mask, turn, write_chats
 from tests.helpers import ROOT
 

@@ -1,6 +1,7 @@
 """What a tokenizer's files say, here and in exports; one that knows no word of a text, or belongs to another model, ends every
 trainer with one line. References: the data path, recorded digests."""
 
+import itertools
 import json
 import re
 import shutil
@@ -10,20 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaConfig
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, RobertaConfig
 
 from common.errors import DataError, UserError
 from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.store.build import open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size, lost_text
+from dataset.tokenizing.encoder import DocumentEncoder, load_by_transformers, load_tokenizer
+from dataset.tokenizing.plain_tokenizer import STANDARD_TOKENS, PlainTokenizer
+from dataset.tokenizing.tokenizer_files import PROBE, check_vocabulary_size, lost_text
 from dataset.tokenizing.wordpiece import wordpiece
 from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
 from tests.encoders.electra import test_command as test_train_electra
 from tests.encoders.glue.glue_helpers import complaint, fine_tune, make_place, write_task
-from tests.helpers import ROOT, write_texts
+from tests.helpers import ROOT, SHARED, write_texts
 from tests.scripts.test_export import write
 from trainer import train_electra, train_pretrain, train_tokenizer
 
@@ -43,6 +45,32 @@ def test_a_plain_call_gives_what_a_document_begins_with(tokenizer, text):
     assert tokenizer(text, split_special_tokens=True).input_ids == DocumentEncoder(tokenizer).prompt_ids(text)
     assert tokenizer(text).input_ids == [1, *tokenizer(text, add_special_tokens=False).input_ids]
     assert tokenizer.encode(text) == tokenizer(text).input_ids
+
+
+FAMILIES = [MODEL, *sorted((SHARED / "tokenizers").glob("minimind?"))]
+
+
+@pytest.mark.parametrize("folder", FAMILIES, ids=lambda folder: folder.name)
+def test_without_transformers_a_tokenizer_is_the_same(folder):
+    """Reference: that of transformers. The fingerprint covers the whole tokenizer.json."""
+    ours, theirs = load_tokenizer(folder), load_by_transformers(folder)
+    assert type(ours) is PlainTokenizer and DocumentEncoder(ours).fingerprint == DocumentEncoder(theirs).fingerprint
+    names = [*STANDARD_TOKENS, *(f"{name}_id" for name in STANDARD_TOKENS)]
+    for name in (*names, "all_special_tokens", "all_special_ids", "chat_template", "name_or_path"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert (ours.get_vocab(), len(ours)) == (theirs.get_vocab(), len(theirs))
+    for skips, ids in itertools.product((False, True), (range(len(ours)), theirs(PROBE).input_ids)):
+        assert ours.decode(ids, skip_special_tokens=skips) == theirs.decode(list(ids), skip_special_tokens=skips)
+
+
+@pytest.mark.parametrize(
+    "change", [{"eos_token": "another"}, {"split_special_tokens": True}, {"tokenizer_class": "GPT2Tokenizer"}]
+)
+def test_a_tokenizer_that_transformers_would_change_is_theirs(change, tmp_path):
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    fields = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields | change), encoding="utf-8")
+    assert isinstance(load_tokenizer(tmp_path), PreTrainedTokenizerBase)
 
 
 def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):
@@ -233,13 +261,13 @@ def test_what_a_library_raises_ends_in_one_line(tmp_path, tokenizer, monkeypatch
     encoder = DocumentEncoder(tokenizer)
     monkeypatch.setattr(encoder, "_backend", SimpleNamespace(encode=fail, decode=fail))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
-    for call in (lambda: load_tokenizer(MODEL), lambda: encoder.encode(["text"])):
+    for call in (lambda: load_by_transformers(MODEL), lambda: encoder.encode(["text"])):
         with pytest.raises(UserError, match=f"{type(error).__name__}: odd") as caught:
             call()
         assert str(MODEL) in str(caught.value) and "\n" not in str(caught.value)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: sys.exit(3))
     with pytest.raises(SystemExit):
-        load_tokenizer(MODEL)
+        load_by_transformers(MODEL)
 
 
 def words(model, trainer):

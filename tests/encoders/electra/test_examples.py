@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset.loader import UpdateSchedule
+from dataset.batches import UpdateSchedule
 from dataset.packing import all_documents
 from dataset.store.build import open_or_build
 from dataset.tokenizing.wordpiece import save_wordpiece
 from encoders.electra.examples import ElectraAssembler, ElectraPlan, Examples, LineEncoder
 from encoders.vocabulary import load_wordpiece
-from model.loss import IGNORE
+from model.config import IGNORE
 from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of, write_texts
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]

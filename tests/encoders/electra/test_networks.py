@@ -12,7 +12,7 @@ from encoders.electra.examples import ElectraAssembler
 from encoders.electra.job import configs_of_sizes
 from encoders.electra.networks import NETWORKS, ElectraPretrainer
 from encoders.electra.settings import ElectraSettings
-from model.loss import IGNORE
+from model.config import IGNORE
 from tests.helpers import SHARED, needs_shared
 
 # a discriminator of two layers; the generator's are a quarter as wide

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from common.errors import UserError
 from encoders.electra.job import AUC_BINS, VAL_SEED, ElectraJob, sums_of
 from encoders.electra.networks import Output
-from model.loss import IGNORE
+from model.config import IGNORE
 from tests.encoders.electra.test_command import data as data  # noqa: F401 - a fixture
 from tests.encoders.electra.test_command import equal, log_lines, train, weights
 from tests.encoders.electra.test_examples import write_lines

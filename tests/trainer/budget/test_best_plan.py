@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from dataset.loader import Batch
+from dataset.batches import Batch
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import Text

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.start import ROOT
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from tests.helpers import write_texts
 from tests.trainer.budget.test_best_plan import best, text_of
 from trainer.batching import Batching
@@ -77,7 +77,7 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
 )
 def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    assert costs_of(*words).init_scheme(MiniMindConfig(generation=generation, **shape)) == scheme
+    assert costs_of(*words).init_scheme(ModelConfig(generation=generation, **shape)) == scheme
 
 
 def compiling_costs(monkeypatch, tmp_path, use_compile):
@@ -105,7 +105,7 @@ def test_what_was_compiled_for_a_measurement_serves_the_run(monkeypatch, tmp_pat
 def test_seconds_of_compiling_are_remembered_beside_the_cache(monkeypatch, tmp_path):
     """What was compiled before takes a share of them, until that was measured too."""
     first = compiling_costs(monkeypatch, tmp_path, "1")
-    small, large = (MiniMindConfig(hidden_size=width) for width in (128, 256))
+    small, large = (ModelConfig(hidden_size=width) for width in (128, 256))
     batching = Batching(Ranks(), 8, 8, 8)
     assert first.compile_seconds(small, batching) == COMPILE_SECONDS
     first.measure(small, batching, updates=100, compiled=True)
@@ -118,7 +118,7 @@ def test_seconds_of_compiling_are_remembered_beside_the_cache(monkeypatch, tmp_p
     # Beside other programs it takes as long as nothing would be compiled for.
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1, 1000.0))
     second.measure(large, batching, updates=100, compiled=True)
-    assert second.compile_seconds(MiniMindConfig(hidden_size=128, num_attention_heads=2), batching) == pytest.approx(20)
+    assert second.compile_seconds(ModelConfig(hidden_size=128, num_attention_heads=2), batching) == pytest.approx(20)
 
 
 @pytest.mark.parametrize("seconds_left, compiles", [(180.0, False), (200.0, True)])
@@ -129,7 +129,7 @@ def test_a_budget_is_compiled_for_if_it_earns_that_back(monkeypatch, tmp_path, s
     assert planned.is_worth_compiling(COMPILE_SECONDS) == compiles
 
 
-CONFIG = MiniMindConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+CONFIG = ModelConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
 @pytest.mark.parametrize(("least_seconds", "rounds"), [(2.0, 5), (10.0, 15)])

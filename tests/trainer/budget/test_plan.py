@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from tests.trainer.budget.test_best_plan import best, text_of
 from tests.trainer.budget.test_costs import MACHINE
 from trainer.budget import laws
@@ -39,7 +39,7 @@ def error_of(plan=None, data=None, **said):
         (laws.LOSS_ERROR, {}),
         (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"parameters": 26_000_000}}),
         (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"tokens": 1e9}, "data": {"tokens_of_pass": 1e9}}),
-        (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"config": MiniMindConfig(vocab_size=32_000)}}),
+        (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"config": ModelConfig(vocab_size=32_000)}}),
         (laws.LOSS_ERROR_ELSEWHERE, {"optimizer": "adamw"}),
         (laws.LOSS_ERROR_ELSEWHERE, {"learning_rate": 1e-3}),
         (laws.LOSS_ERROR_ELSEWHERE, {"data": {"difficulty": 1.4}}),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
 from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -17,7 +17,7 @@ from trainer.pretrain import memory
 from trainer.pretrain.memory import recorded_rows, resolve_batch_size, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
-SIZE = MiniMindConfig()
+SIZE = ModelConfig()
 MANY_ROWS = 100_000
 USUAL_ROWS = PretrainSettings().batch_size
 

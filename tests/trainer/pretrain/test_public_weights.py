@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from common.errors import DataError, UserError
-from dataset.loader import Assembler
+from dataset.batches import Assembler
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.config import DECLARATIONS
