@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from model.config import ModelConfig
+from model.static_cache import StaticCache
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -68,7 +69,7 @@ def additive_mask(first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cached_mask(
-    config: ModelConfig, queries: torch.Tensor, cache: "Cache | None", padding: torch.Tensor | None
+    config: ModelConfig, queries: torch.Tensor, cache: "Cache | StaticCache | None", padding: torch.Tensor | None
 ) -> torch.Tensor | None:
     """-> bool [B or 1, 1, T, S], or None for plain causal attention.
 

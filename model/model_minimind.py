@@ -29,10 +29,10 @@ from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
 from model.products import FeedForward, projections
 from model.pth_format import load_pth
+from model.static_cache import StaticCache
 
 if TYPE_CHECKING:
     from transformers import Cache
-
 
 __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindLM", "MiniMindModel", "MiniMindOutput"]  # noqa: F822
 
@@ -122,7 +122,9 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(D, config)
             self.k_norm = RMSNorm(D, config)
 
-    def forward(self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | StaticCache | None" = None
+    ) -> torch.Tensor:
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
         # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
@@ -164,7 +166,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None
+        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | StaticCache | None" = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`compute`, or its compiled form if the backend has one."""
         if self.gradient_checkpointing and self.training:
@@ -173,7 +175,7 @@ class Block(nn.Module):
         return layout.backend.run(Block.compute, self, x, layout, past_key_values)
 
     def compute(
-        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | None" = None
+        self, x: torch.Tensor, layout: Layout, past_key_values: "Cache | StaticCache | None" = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None for a dense block)"""
         # x + y, never x += y: in place, the first addition would make the stream half precision under autocast.
@@ -204,7 +206,7 @@ class MiniMindModel(nn.Module):
         position_ids: torch.Tensor,
         mask: Mask = None,
         segments: tuple[torch.Tensor | None, int] = (None, 0),
-        past_key_values: "Cache | None" = None,
+        past_key_values: "Cache | StaticCache | None" = None,
         backend: Backend = PLAIN_BACKEND,
         output_hidden_states: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -233,6 +235,8 @@ class MiniMindLM(nn.Module):
 
     # set by `compile_training`
     compiled_backend: CompiledBackend | None = None
+    # `FusedLayer`s, set by `decoding.fuse`
+    fused_layers: list[Any] | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -293,6 +297,21 @@ class MiniMindLM(nn.Module):
         hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
         loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
+
+    def next_logits(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: StaticCache,
+    ) -> torch.Tensor:
+        """input_ids [B, T], whose keys and values are added to the cache -> logits after the last position [B, V].
+
+        position_ids [B, T]. mask: bool [B or 1, 1, T, S] with the cached keys, None: plain causal.
+        """
+        x = self.model.embed_tokens(input_ids)
+        hidden, _, _ = self.model(x, position_ids, mask, past_key_values=cache)
+        return self.lm_head(hidden[:, -1])
 
     def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile training_losses in train mode, lazily at its first use; state-dict keys stay the same.

@@ -1,20 +1,11 @@
 """Shared by the scripts: loading a model, its tokenizer, and an encoder for prompts as in training."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
-from common.files import read_object
 from common.flags import MAX_INT
 from common.start import ROOT
 from common.wording import announce
@@ -27,8 +18,7 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
-from model.hf import MiniMindForCausalLM
-from model.hf_format import load_config, load_folder, load_network, read_config
+from model.model_minimind import MiniMindLM
 from model.weight_record import (
     ROW_LENGTH_FIELD,
     SPECIAL_TOKENS_FIELD,
@@ -39,6 +29,12 @@ from model.weight_record import (
 )
 from trainer.machine.devices import pick_device, pick_dtype
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# MiniMindLM is transformers' too if it is loaded as MiniMindForCausalLM.
+LanguageModel: TypeAlias = "MiniMindLM | PreTrainedModel"
+
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """The torch.dtype of a --dtype; auto: the trainer's default."""
@@ -47,15 +43,19 @@ def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(
-    weight: str, tokenizer_path: str | None = None, device: str | None = None, dtype: str = "float32"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
-    """(model in eval mode, tokenizer, encoder); parameters: see `model_flags`.
+    weight: str,
+    tokenizer_path: str | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    with_interface: bool = True,
+) -> "tuple[LanguageModel, PreTrainedTokenizerBase, DocumentEncoder]":
+    """(model in eval mode, tokenizer, encoder); parameters: see `model_flags` and `load_model`.
 
     Errors: UserError for a weight or tokenizer that is missing or does not fit.
     """
     with user_errors():
         target = pick_device(device)
-        model = load_model(weight)
+        model = load_model(weight, with_interface)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
@@ -65,7 +65,7 @@ def load(
     return model, tokenizer, encoder
 
 
-def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTokenizerBase:
+def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> "PreTrainedTokenizerBase":
     """The tokenizer of a weight. Our chat template opens and closes thoughts only if the .json says that some were trained.
 
     Errors: UserError if the user named none and the .json beside the weight records another. A mismatch with one that the
@@ -91,20 +91,23 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     return tokenizer
 
 
-def load_model(weight: str | Path) -> PreTrainedModel:
-    """Load a .pth (MiniMindForCausalLM) or a folder of any causal language model of transformers; fp32, eval mode.
+def load_model(weight: str | Path, with_interface: bool = True) -> "LanguageModel":
+    """Load a .pth or a folder of any causal language model of transformers; fp32, eval mode.
 
+    with_interface: a .pth as MiniMindForCausalLM, whose import takes longer than that of torch; otherwise as MiniMindLM.
     Errors: UserError, ValueError; for a missing weight they name the newest that is there.
     """
     path = Path(weight)
     if not path.exists():
         raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
     if not path.is_dir():
-        minimind = MiniMindForCausalLM.from_pth(path)
+        model_class = MiniMindLM
+        if with_interface:
+            from model.hf import MiniMindForCausalLM
+
+            model_class = MiniMindForCausalLM
+        minimind = model_class.from_pth(path)
         setattr(minimind.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
-        # A single id may be just the config's default: then the tokenizer's counts, see `end_ids`.
-        eos_ids = minimind.config.eos_token_id
-        minimind.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
         return minimind
     if not (path / "config.json").exists():
         # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
@@ -112,63 +115,47 @@ def load_model(weight: str | Path) -> PreTrainedModel:
             f"{path}: no config.json; expected a folder of save_pretrained or export_hf.py, or a .pth: "
             f"{existing_weights_hint(path, path.parent)}"
         )
-    disable_progress_bar()
-    settings = path / "generation_config.json"
-    generation_fields = read_object(settings) if settings.exists() else {}
-    config = load_config(str(path), path)
-    class_names = config.architectures or []
-    causal = ("CausalLM", "LMHead", "ConditionalGeneration")
-    if class_names and not any(part in name for name in class_names for part in causal):
-        # Such as an ELECTRA, which transformers would load anyway
-        raise UserError(f"{path}: {class_names[0]} is no causal language model: it cannot continue a text")
-    model: PreTrainedModel
-    # An empty GenerationConfig instead of the folder's: our flags set the sampling.
-    model, faults = load_network(str(path), path, AutoModelForCausalLM, config, generation_config=GenerationConfig())
-    # transformers fills missing weights with random numbers, and only logs it.
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if keys := faults[what]:
-            raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
-    eos: Any = generation_fields.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=eos if isinstance(eos, list) else [eos])
-    return model.eval()
+    # Its imports take longer than that of torch.
+    from scripts.foreign import load_foreign_model
+
+    return load_foreign_model(path)
 
 
-def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
-    """The MiniMind equivalent to `model`, which was loaded from `folder`. Errors: ValueError if there is none."""
-    if isinstance(model, MiniMindForCausalLM):
-        return model
-    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
-
-
-def vocabulary_size(config: PretrainedConfig) -> int:
+def vocabulary_size(config: "PretrainedConfig") -> int:
     """Number of token embeddings. The config of a multimodal model has it in its text part."""
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
-def max_positions(config: PretrainedConfig) -> int:
+def max_positions(config: "PretrainedConfig") -> int:
     """Maximum length in tokens; MAX_INT for a model without a bound on positions, such as Bloom or Mamba."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     # Some configs write -1 for no bound.
     return MAX_INT if positions in (None, -1) else int(positions)
 
 
-def trained_length(config: PretrainedConfig, unknown: int = MAX_INT) -> int:
+def trained_length(config: "PretrainedConfig", unknown: int = MAX_INT) -> int:
     """Positions of the rows in training; `unknown` if none are recorded."""
     length = getattr(config, ROW_LENGTH_FIELD, None)
     return length if type(length) is int and length > 0 else unknown
 
 
-def note_untrained(config: PretrainedConfig, positions: int) -> None:
+def note_untrained(config: "PretrainedConfig", positions: int) -> None:
     """Prints a line if a text has more positions than the rows in training."""
     if positions > (trained := trained_length(config)):
         line = f"note: a text of {positions:,} positions, but the rows in training had {trained:,}: beyond them it gets worse"
         announce(line, to_stderr=True)
 
 
-def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
+def end_ids(model: "LanguageModel", eos_id: int | None) -> list[int]:
     """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
-    configured: Any = model.generation_config.eos_token_id
     ids = [] if eos_id is None else [eos_id]
+    if isinstance(model, MiniMindLM):
+        configured: Any = model.config.eos_token_id
+        if not isinstance(configured, list):
+            # It may be just the config's default: the tokenizer's counts.
+            return ids
+    else:
+        configured = model.generation_config.eos_token_id
     for token_id in configured if isinstance(configured, list) else [configured]:
         # GPT-2s with another vocabulary keep the original's 50256.
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):

@@ -22,7 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +45,10 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
 from model.config import IGNORE
+from model.decoding import Sampling
 from scripts.arguments import evaluate_parser, weight_of
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
-from scripts.generate import Sampling, generate
+from scripts.generate import generate
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import autocast
 from trainer.reporting.reporter import publishable
@@ -61,6 +62,8 @@ LOG_SECONDS = 30
 # Tokens by which an answer may exceed the right one, if the model does not think before it
 MORE_TOKENS = 8
 THOUGHT_TOKENS = 256
+# Answers that are written together
+QUESTIONS_AT_ONCE = 16
 MAX_EXPONENT = 700
 # Flags that some tasks do not have
 TASKS_OF_FLAG = {
@@ -102,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.data_path = [str(build_embedded_questions())]
     args.weight = weight_of(args.weight)
     model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
+    assert isinstance(model, PreTrainedModel)
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
@@ -268,7 +272,8 @@ def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
-    right = []
+    # (conversation, ids of its prompt, maximum of new ids)
+    questions: list[tuple[dict[str, Any], list[int], int]] = []
     for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
         *turns, last = conversation["messages"]
         ids = chat.chat_prompt_ids(turns, conversation.get("tools", []))
@@ -278,17 +283,22 @@ def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace
         max_new_tokens = len(whole) - len(ids) + more
         # Calls alone have no sentence to compare.
         is_answer = last["role"] == "assistant" and last["content"].strip()
-        if not is_answer or len(ids) + max_new_tokens > max_positions(model.config):
-            continue
-        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=0.0, top_p=1.0)
-        reply = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
-        # Thoughts before the answer are skipped.
-        answer = str(tokenizer.decode(reply)).rpartition("</think>")[2].partition("<|im_end|>")[0]
-        right.append(first_sentence(answer) == first_sentence(last["content"]))
-        # Print some of them, and all wrong ones.
-        if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
-            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {answer.strip()}"]
-            print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
+        if is_answer and len(ids) + max_new_tokens <= max_positions(model.config):
+            questions.append((conversation, ids, max_new_tokens))
+    right: list[bool] = []
+    for first in range(0, len(questions), QUESTIONS_AT_ONCE):
+        batch = questions[first : first + QUESTIONS_AT_ONCE]
+        sampling = Sampling(max_new_tokens=max(most for *_, most in batch), temperature=0.0, top_p=1.0)
+        replies = generate(model, tokenizer, [ids for _, ids, _ in batch], sampling)
+        for (conversation, _, most), reply in zip(batch, replies, strict=True):
+            *turns, last = conversation["messages"]
+            # Thoughts before the answer are skipped.
+            answer = str(tokenizer.decode(reply[:most])).rpartition("</think>")[2].partition("<|im_end|>")[0]
+            right.append(first_sentence(answer) == first_sentence(last["content"]))
+            # Print some of them, and all wrong ones.
+            if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
+                lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {answer.strip()}"]
+                print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
     if not right:
         raise UserError(
             "--data_path: no conversation there ends in an answer, or they have more tokens than the model has positions"

@@ -19,8 +19,9 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.saving import starts_with_bos
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size
 from scripts.arguments import export_gguf_parser, weight_of
-from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of
+from scripts.common import load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact
+from scripts.foreign import as_minimind
 from trainer.machine.command_line import run_cli
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from jinja2 import Environment, FileSystemLoader
 from safetensors.torch import save_file
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig
 
 from common.errors import UserError, user_errors, utf8
 from common.files import atomic_folder, restore, temporary_beside
@@ -37,7 +37,7 @@ from model.hf_format import StateDict, hf_config, to_hf
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser, weight_of
 from scripts.common import (
-    as_minimind,
+    LanguageModel,
     end_ids,
     load_model,
     max_positions,
@@ -45,6 +45,7 @@ from scripts.common import (
     tokenizer_of,
     vocabulary_size,
 )
+from scripts.foreign import as_minimind
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import TrainingSettings
 from trainer.reporting.records import RunRecords
@@ -231,7 +232,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
 
 
 @torch.no_grad()
-def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEncoder) -> tuple[float, int]:
+def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncoder) -> tuple[float, int]:
     """(largest difference of a logit over TEXTS in fp32, number of positions).
 
     Relative to the largest logit where that is above 1: fp32 itself rounds in proportion.

@@ -17,40 +17,32 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
-from transformers.generation.streamers import BaseStreamer
 
 from common.errors import UserError, user_errors, utf8
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
+from model.decoding import OnTokens, Sampling, decode, fuse
+from model.model_minimind import MiniMindLM
 from scripts.arguments import generate_parser, weight_of
 from scripts.chat_template import chat_text, default_template
-from scripts.common import end_ids, load, max_positions, note_untrained, trained_length
+from scripts.common import LanguageModel, end_ids, load, max_positions, note_untrained, trained_length
 from trainer.machine.command_line import run_cli
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """The flags of these names, see `generate_parser`."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int = 0
-    repetition_penalty: float = 1.0
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
     if args.system and not args.chat:
         raise UserError("--system has no effect without --chat: add it, or leave --system out")
-    model, tokenizer, encoder = load(weight_of(args.weight), args.tokenizer_path, args.device, args.dtype)
+    model, tokenizer, encoder = load(
+        weight_of(args.weight), args.tokenizer_path, args.device, args.dtype, with_interface=False
+    )
     args.max_new_tokens = args.max_new_tokens or min(256, trained_length(model.config))
     sampling = Sampling(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Sampling)})
     chat = turns_encoder(tokenizer) if args.chat else None
@@ -117,12 +109,12 @@ def stdin_prompts() -> Iterator[str]:
             yield line
 
 
-def prompt_limit(model: PreTrainedModel, sampling: Sampling) -> int:
+def prompt_limit(model: LanguageModel, sampling: Sampling) -> int:
     """Maximum tokens of a prompt."""
     return max(max_positions(model.config) - sampling.max_new_tokens, 0)
 
 
-def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
+def check_prompt(model: LanguageModel, ids: list[int], sampling: Sampling) -> None:
     """Errors: UserError for a prompt that the model cannot continue."""
     limit = prompt_limit(model, sampling)
     if len(ids) > limit:
@@ -138,7 +130,7 @@ def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> 
 TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 
 
-def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
+def turns_encoder(tokenizer: "PreTrainedTokenizerBase") -> TurnsEncoder:
     """The encoder of our fine-tuning for our template; otherwise one with the tokenizer's own template.
 
     Errors: UserError for a tokenizer without a template, or with ours and without its tokens.
@@ -183,8 +175,8 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
 
 
 def reply(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: LanguageModel,
+    tokenizer: "PreTrainedTokenizerBase",
     ids: list[int],
     sampling: Sampling,
     is_interactive: bool,
@@ -199,7 +191,8 @@ def reply(
     print_text(echo)
     start = time.perf_counter()
     try:
-        generate(model, tokenizer, ids, sampling, stream)
+        generate(model, tokenizer, [ids], sampling, lambda tokens, logits: stream.add(int(tokens)))
+        stream.end()
     except KeyboardInterrupt:
         # No token, no answer: `main` drops the prompt.
         if not is_interactive or not stream.count:
@@ -213,37 +206,22 @@ def reply(
 
 
 def generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    ids: list[int],
+    model: LanguageModel,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[list[int]],
     sampling: Sampling,
-    streamer: BaseStreamer | None = None,
-    observer: LogitsProcessor | None = None,
-) -> torch.Tensor:
-    """ids -> ids of the prompt and its continuation, [1, T].
+    on_tokens: OnTokens | None = None,
+) -> list[list[int]]:
+    """The ids that continue each prompt. on_tokens: for one prompt."""
+    ends = end_ids(model, tokenizer.eos_token_id)
+    if isinstance(model, MiniMindLM):
+        if model.fused_layers is None:
+            fuse(model)
+        return decode(model, prompts, sampling, ends, on_tokens)
+    from scripts.foreign import generate_foreign
 
-    observer: sees the logits of each token, [1, vocabulary], after the repetition penalty and before the temperature.
-    """
-    prompt = torch.tensor([ids], device=model.device)
-    # Greedy decoding names them too: the model's own generation settings would warn that they have no effect.
-    drawing: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
-    if sampling.temperature > 0:
-        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    # Typed by transformers for some classes only.
-    model_of_any_kind: Any = model
-    output: torch.Tensor = model_of_any_kind.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=sampling.max_new_tokens,
-        do_sample=sampling.temperature > 0,
-        repetition_penalty=sampling.repetition_penalty,
-        eos_token_id=end_ids(model, tokenizer.eos_token_id) or None,
-        pad_token_id=tokenizer.pad_token_id or 0,
-        streamer=streamer,
-        logits_processor=LogitsProcessorList([observer] if observer else []),
-        **drawing,
-    )
-    return output
+    pad_id = tokenizer.pad_token_id or 0
+    return [generate_foreign(model, ids, sampling, ends, pad_id, on_tokens) for ids in prompts]
 
 
 def print_text(text: str) -> None:
@@ -251,7 +229,7 @@ def print_text(text: str) -> None:
     print(printable(text), end="", flush=True)
 
 
-class TextStream(BaseStreamer):
+class TextStream:
     """Prints text as its tokens come. `text` is the printed text, equal to decoding all tokens at once, without special
     tokens except those around thoughts and calls; `count` is the number of tokens.
 
@@ -260,25 +238,19 @@ class TextStream(BaseStreamer):
     again with the new ones, and their text is cut off.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object] = print_text) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], object] = print_text) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self.hidden = {i for i, token in added if token.special and str(token) not in CHAT_TOKENS}
         self.write = write
         self.text = ""
         self.count = 0
-        self.prompt_seen = False
         self.shown: list[int] = []
         self.held_back: list[int] = []
 
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt, then with each new token."""
-        if not self.prompt_seen:
-            self.prompt_seen = True
-            return
-        new = value.tolist()
-        self.count += len(new)
-        self.held_back += new
+    def add(self, token: int) -> None:
+        self.count += 1
+        self.held_back.append(token)
         text = self._decode()
         # The first bytes of a character decode to the replacement character.
         if text and not text.endswith("\ufffd"):

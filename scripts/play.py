@@ -18,29 +18,30 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError, utf8
 from common.flags import positive, seed, share
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.decoding import Sampling
 from model.weight_record import existing_weights_hint
 from scripts.arguments import play_parser, temperature, weight_of
 from scripts.chat_template import default_template
-from scripts.common import end_ids, load, trained_length
-from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
+from scripts.common import LanguageModel, end_ids, load, trained_length
+from scripts.generate import TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_NEW_TOKENS = 1024
 # Likeliest tokens shown beside the sampled one
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = None
     # Without any weights only runs are shown.
     if args.weight or Path(weight).exists():
-        model = PlayedModel(for_page(weight), *load(weight, args.tokenizer_path, args.device, args.dtype))
+        loaded = load(weight, args.tokenizer_path, args.device, args.dtype, with_interface=False)
+        model = PlayedModel(for_page(weight), *loaded)
     else:
         announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(Path(weight).parent)}")
     try:
@@ -93,7 +95,7 @@ class PlayedModel:
     """A model that generates for the page."""
 
     def __init__(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder
+        self, name: str, model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", encoder: DocumentEncoder
     ) -> None:
         self.name = name
         self.model = model
@@ -117,14 +119,15 @@ class PlayedModel:
             stream = PieceStream(self.tokenizer, send)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
-            output = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
-            is_end = output[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
+            (new,) = generate(self.model, self.tokenizer, [ids], sampling, stream.receive)
+            stream.end()
+            is_end = new[-1] in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
-        beyond = output.shape[1] > trained_length(self.model.config)
+        beyond = len(ids) + len(new) > trained_length(self.model.config)
         return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds, "beyond": beyond}
 
 
-class PieceStream(TextStream, LogitsProcessor):
+class PieceStream(TextStream):
     """Sends {"text", "tokens"} for each stretch of whole characters: half a Chinese character is never shown.
 
     A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is the text it
@@ -132,35 +135,24 @@ class PieceStream(TextStream, LogitsProcessor):
     text with control characters.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, send: Send) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", send: Send) -> None:
         super().__init__(tokenizer, self._keep)
         self.send = send
         self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-        # Probabilities of tokens not yet received. On a Mac's GPU transformers passes on a token only when the next one is
-        # computed, so there may be two.
-        self._coming: deque[torch.Tensor] = deque()
         # Tokens whose text is incomplete
         self._tokens: list[list[Any]] = []
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Sees the scores of each token, [1, vocabulary], and leaves them as they are."""
-        self._coming.append(scores[0].float().softmax(-1))
-        return scores
-
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt, then with each new token."""
-        if not self.prompt_seen:
-            super().put(value)
-            return
-        (token,) = value.tolist()
-        probabilities = self._coming.popleft()
+    def receive(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        """Called with each new token [1] and its logits [1, V]."""
+        token = int(tokens)
+        probabilities = logits[0].float().softmax(-1)
         best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
         likeliest = []
         for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             likeliest.append([self._label(other), rounded(probability)])
-        # Before `put` holds it back with the others: its label is what it adds to these.
+        # Before `add` holds it back with the others: its label is what it adds to these.
         self._tokens.append([self._label(token), rounded(float(probabilities[token])), likeliest])
-        super().put(value)
+        self.add(token)
         # Special tokens have no text, so the stream would hold them back until the next word.
         if token in self.special and len(self._tokens) == 1:
             self._keep("")

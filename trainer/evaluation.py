@@ -19,6 +19,7 @@ from common.errors import UserError, user_errors, utf8
 from dataset.corpus import ValidationBatches
 from dataset.loader import to_device
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.decoding import Sampling, decode
 from model.model_minimind import MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
@@ -140,8 +141,8 @@ def evaluation_mode(engine: Engine) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------- samples (--sample_prompts)
 
-# Sampling parameters; temperature and top_p are those of an export's generation_config.json
 SAMPLE_TOKENS = 120
+# Those of an export's generation_config.json
 TEMPERATURE = 0.7
 TOP_P = 0.9
 # transformers' default
@@ -180,8 +181,7 @@ class Sampler:
     @torch.no_grad()
     def sample(self, engine: Engine, prompt: str) -> str:
         """Returns the continuation as text, after the prompt if with_prompt. The random state of training does not change."""
-        # The types of transformers do not cover models defined elsewhere.
-        model: Any = engine.model
+        model = cast(MiniMindLM, engine.model)
         positions = model.config.max_position_embeddings
         # A model with few positions continues for half of them.
         new_tokens = min(SAMPLE_TOKENS, positions // 2)
@@ -189,21 +189,16 @@ class Sampler:
         ids = self.encoder.prompt_ids(prompt)[-(positions - new_tokens) :]
         # An empty prompt without BOS still needs a token to start with.
         start = ids or [self.encoder.eos_id or 0]
+        eos_ids: Any = model.config.eos_token_id
+        ends = eos_ids if isinstance(eos_ids, list) else [eos_ids]
+        sampling = Sampling(new_tokens, TEMPERATURE, TOP_P, TOP_K)
         with evaluation_mode(engine):
             torch.manual_seed(self.seed)
             with engine.autocast():
-                output = model.generate(
-                    torch.tensor([start], device=engine.device),
-                    max_new_tokens=new_tokens,
-                    do_sample=True,
-                    temperature=TEMPERATURE,
-                    top_p=TOP_P,
-                    top_k=TOP_K,
-                    pad_token_id=self.tokenizer.pad_token_id or 0,
-                    # A rank whose text has ended keeps computing with the others.
-                    synced_gpus=engine.is_sharded,
-                )
-        shown = output[0] if self.with_prompt else output[0, len(ids) :]
+                # A rank whose text has ended goes on with the others.
+                (new,) = decode(model, [start], sampling, [] if engine.is_sharded else ends)
+        end = next((i for i, token in enumerate(new) if token in ends), len(new))
+        shown = [*start, *new[:end]] if self.with_prompt else new[:end]
         return str(self.tokenizer.decode(shown, skip_special_tokens=True))
 
 

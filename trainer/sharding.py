@@ -126,9 +126,10 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
         unit.set_gradient_divide_factor(1.0)
         # Gloo cannot scale within a sum.
         unit.set_force_sum_reduction_for_comms(True)
-    # MiniMind computes its losses outside of `forward`.
-    if hasattr(model, "training_losses"):
-        register_fsdp_forward_method(model, "training_losses")
+    # MiniMind computes its losses and samples outside of `forward`.
+    for method in ("training_losses", "next_logits"):
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
 
     # Rank 0's weights, sent one tensor at a time: all of them may not fit on a GPU. Buffers stay whole.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

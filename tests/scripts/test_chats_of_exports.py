@@ -7,9 +7,10 @@ import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from model.decoding import Sampling
 from scripts import export_gguf, export_hf
 from scripts.common import load
-from scripts.generate import Sampling, generate, turns_encoder
+from scripts.generate import generate, turns_encoder
 from tests import llama_cpp_reader
 from tests.chats import train, turn
 from tests.helpers import ROOT
@@ -45,7 +46,7 @@ def weight(tmp_path_factory):
 def answer_of_generate(weight, asked):
     model, tokenizer, _ = load(str(weight), device="cpu")
     ids = turns_encoder(tokenizer)([turn("user", asked)])
-    return tokenizer.decode(generate(model, tokenizer, ids, GREEDY)[0, len(ids) :], skip_special_tokens=True)
+    return tokenizer.decode(generate(model, tokenizer, [ids], GREEDY)[0], skip_special_tokens=True)
 
 
 @torch.no_grad()

@@ -102,7 +102,7 @@ def test_each_of_several_tokens_ends_a_text(folder, capsys, place):
     tokenizer = load_tokenizer(folder)
     ids = DocumentEncoder(tokenizer).prompt_ids("the cat")
     sampling = generate.Sampling(max_new_tokens=12, temperature=0.0, top_p=1.0)
-    written = generate.generate(model, tokenizer, ids, sampling)[0, len(ids) :].tolist()
+    written = generate.generate(model, tokenizer, [ids], sampling)[0]
     third = written[2]
     first = written.index(third)
     ends = [tokenizer.eos_token_id, third]

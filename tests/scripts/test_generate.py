@@ -27,16 +27,15 @@ def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
     ids = [tokenizer.convert_tokens_to_ids(t) for t in tokenizer.tokenize(text)]
     pieces = []
     stream = generate.TextStream(tokenizer, pieces.append)
-    stream.put(torch.tensor([[1, 2, 3]]))
     for token in ids:
-        stream.put(torch.tensor([token]))
+        stream.add(token)
     stream.end()
     assert "".join(pieces) == stream.text == text and stream.count == len(ids)
     assert not any("\ufffd" in piece for piece in pieces) and len(pieces) > 10
     cut = tokenizer.encode("🦜", add_special_tokens=False)[:-1]
     stream = generate.TextStream(tokenizer, pieces.append)
-    stream.put(torch.tensor([[1]]))
-    stream.put(torch.tensor(cut))
+    for token in cut:
+        stream.add(token)
     stream.end()
     assert stream.text == tokenizer.decode(cut)  # half a character at the end is shown as by decoding
 
@@ -145,12 +144,11 @@ def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
 
 def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight, tokenizer, monkeypatch, capsys):
     text = "\x1b[31mred\x9b2J \u202eback"
-    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+    ids = tokenizer.encode(text, add_special_tokens=False)
 
-    def say(model, tokenizer, prompt, args, stream):
-        stream.put(torch.tensor([prompt]))
-        stream.put(ids)
-        stream.end()
+    def say(model, tokenizer, prompts, sampling, on_tokens):
+        for token in ids:
+            on_tokens(torch.tensor([token]), None)
 
     monkeypatch.setattr(generate, "generate", say)
     shown = run(weight, text, capsys=capsys).out

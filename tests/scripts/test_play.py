@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from common.errors import UserError
+from model.decoding import Sampling
 from scripts import arguments, play
-from scripts.generate import Sampling, TextStream, generate
+from scripts.generate import TextStream, generate
 from tests.chats import turn
 from tests.helpers import ROOT, wait_until
 from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, played_model, records_of, serving
@@ -46,13 +47,16 @@ def test_a_text_is_that_of_generate_with_the_same_seed(server):
     stream = TextStream(model.tokenizer, lambda text: None)
     ids = model.encoder.prompt_ids("the cat")
     torch.manual_seed(7)
-    found = generate(model.model, model.tokenizer, ids, Sampling(20, 0.8, 0.9), stream)
+    (new,) = generate(
+        model.model, model.tokenizer, [ids], Sampling(20, 0.8, 0.9), lambda token, _: stream.add(int(token))
+    )
+    stream.end()
     assert "".join(piece["text"] for piece in pieces) == stream.text
     tokens = [token for piece in pieces for token in piece["tokens"]]
     assert last["tokens"] == len(tokens) == stream.count
     with torch.no_grad():
-        probabilities = model.model(found[:, :-1]).logits[0].softmax(-1)[len(ids) - 1 :]
-    drawn = probabilities.gather(1, found[0, len(ids) :].unsqueeze(1)).squeeze(1).tolist()
+        probabilities = model.model(torch.tensor([[*ids, *new[:-1]]])).logits[0].softmax(-1)[len(ids) - 1 :]
+    drawn = probabilities.gather(1, torch.tensor(new).unsqueeze(1)).squeeze(1).tolist()
     assert [token[1] for token in tokens] == pytest.approx(drawn, rel=1e-3)
     assert [token[2][0][1] for token in tokens] == pytest.approx(probabilities.max(1).values.tolist(), rel=1e-3)
 
@@ -63,7 +67,8 @@ def test_a_conversation_is_put_through_the_template(server):
     model = server.model
     ids = model.chat(turns)
     stream = TextStream(model.tokenizer, lambda text: None)
-    generate(model.model, model.tokenizer, ids, Sampling(8, 0.0, 0.9), stream)
+    generate(model.model, model.tokenizer, [ids], Sampling(8, 0.0, 0.9), lambda token, _: stream.add(int(token)))
+    stream.end()
     assert "".join(piece["text"] for piece in pieces) == stream.text
 
 
@@ -76,17 +81,15 @@ def test_hostile_texts_stay_texts(server):
     # A text of the model itself
     sent, tokenizer = [], server.model.tokenizer
     stream = play.PieceStream(tokenizer, sent.append)
-    stream.put(torch.tensor([[1]]))
     for token in tokenizer.encode("\x1b[31mred \u202egnp\x9b", add_special_tokens=False):
-        stream(None, torch.zeros(1, 6400))
-        stream.put(torch.tensor([token]))
+        stream.receive(torch.tensor([token]), torch.zeros(1, 6400))
     stream.end()
     assert "".join(piece.get("shown", piece["text"]) for piece in sent) == "<U+001B>[31mred <U+202E>gnp<U+009B>"
 
 
 def test_a_text_ends_when_the_browser_leaves(server):
-    put = play.PieceStream.put
-    with mock.patch.object(play.PieceStream, "put", autospec=True, side_effect=put) as tokens:
+    receive = play.PieceStream.receive
+    with mock.patch.object(play.PieceStream, "receive", autospec=True, side_effect=receive) as tokens:
         connection = connect(server)
         body = json.dumps(asked(max_new_tokens=1000, temperature=1.5))
         connection.request("POST", "/api/generate", body, own_headers(server))

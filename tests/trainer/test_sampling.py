@@ -3,12 +3,13 @@
 from unittest import mock
 
 import pytest
-import torch
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.decoding import decode
 from tests.helpers import tiny_model
 from tests.trainer.test_engine import make_engine
+from trainer import evaluation
 from trainer.evaluation import Sampler, read_prompts
 from trainer.machine.command_line import StopSignals
 
@@ -25,7 +26,7 @@ def test_a_prompt_begins_as_a_document_does(tokenizer):
     """One BOS, whether or not the prompt spells it; other special tokens in it are text."""
     model, seen = tiny_model(vocab_size=len(tokenizer)), []
     sampler = Sampler(tokenizer, DocumentEncoder(tokenizer), [], 7)
-    with mock.patch.object(model, "generate", lambda ids, **options: seen.append(ids[0].tolist()) or ids):
+    with mock.patch.object(evaluation, "decode", lambda model, prompts, *rest: seen.extend(prompts) or prompts):
         for prompt in ("The", "<|im_start|>The", "The<|im_end|>The", ""):
             sampler.sample(make_engine(model), prompt)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -37,15 +38,14 @@ def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):
     """Reference: what the model computes: no more positions than it has, of a long prompt the end, and new tokens."""
     model, seen = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=positions), []
     encoder = DocumentEncoder(tokenizer)
-    generate = model.generate
 
-    def whole(ids, **options):
+    def whole(model, prompts, sampling, end_ids):
         # An end of the text that is drawn early would hide what does not fit.
-        seen.append((ids[0].tolist(), generate(ids, **{**options, "eos_token_id": None})[0].tolist()))
-        return torch.tensor([seen[-1][1]])
+        seen.append((prompts[0], prompts[0] + decode(model, prompts, sampling)[0]))
+        return [[]]
 
     prompt = "the cat " * words
-    with mock.patch.object(model, "generate", whole):
+    with mock.patch.object(evaluation, "decode", whole):
         Sampler(tokenizer, encoder, [], 7).sample(make_engine(model), prompt)
     ((given, made),) = seen
     asked = encoder.prompt_ids(prompt)

@@ -46,12 +46,6 @@ def open_model(
     ValueError for what does not fit.
     """
     notices: list[str] = []
-    model_class = MiniMindLM
-    if settings.sample_prompts:
-        # Only samples need `generate`, whose import takes longer than that of torch.
-        from model.hf import MiniMindForCausalLM
-
-        model_class = MiniMindForCausalLM
     path = settings.tokenizer_path
     assert path is not None
     if config is not None:
@@ -66,7 +60,7 @@ def open_model(
             setattr(config, name, getattr(tokenizer, name))
         from model.hf_format import load_folder
 
-        make = partial(load_folder, model_class, folder, config)
+        make = partial(load_folder, MiniMindLM, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
@@ -81,7 +75,7 @@ def open_model(
                     f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path {path}: name its own (or "
                     "take vocabulary_sha256 out of the .json beside it)"
                 )
-        make = partial(init_model, model_class, config, settings.from_weight, settings.out_dir, settings.init_scheme)
+        make = partial(init_model, MiniMindLM, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()
     check_length(settings.max_seq_len, model.config)
