@@ -12,6 +12,7 @@ from tests.helpers import ROOT, complaint, flags, write_corpus
 from trainer import train_pretrain
 from trainer.evaluation import Sampler
 from trainer.machine.measure import is_out_of_memory, out_of_memory_as_user_error
+from trainer.optim.build import AdamW
 from trainer.pretrain import initial_model, job, memory
 
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def failing_from(call, error, times):
 STAGES = {
     "model": (initial_model, "init_model", 0),
     "backward": (torch.Tensor, "backward", 5),
-    "update": (torch.optim.AdamW, "step", 2),
+    "update": (AdamW, "step", 2),
     "evaluation": (job, "evaluate", 0),
     "samples": (Sampler, "sample", 0),
 }
