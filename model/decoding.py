@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 from model.masks import cached_mask, first_keys
 from model.model_minimind import Block, MiniMindLM, rope_tables
 from model.products import FeedForward, is_plain
@@ -172,7 +172,7 @@ def fused_logits(
 class Norm:
     """RMSNorm of x [..., size] in fp32, in the dtype of its weight: x / sqrt(mean(x²) + eps) in three operations instead of six."""
 
-    def __init__(self, weight: torch.Tensor, config: MiniMindConfig) -> None:
+    def __init__(self, weight: torch.Tensor, config: ModelConfig) -> None:
         """weight [..., size]"""
         # sqrt(mean(x²) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size)
         size = weight.shape[-1]
@@ -188,7 +188,7 @@ class Norm:
 class FusedLayer:
     """`Block.compute` of one position, with one product for q, k and v, and one for gate and up. The residual stream is fp32."""
 
-    def __init__(self, block: Block, config: MiniMindConfig) -> None:
+    def __init__(self, block: Block, config: ModelConfig) -> None:
         attention = block.self_attn
         self.n_heads = config.num_attention_heads
         self.n_key_heads = config.num_key_value_heads

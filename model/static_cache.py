@@ -2,7 +2,7 @@
 
 import torch
 
-from model.config import MiniMindConfig
+from model.config import ModelConfig
 
 
 class StaticCache:
@@ -11,7 +11,7 @@ class StaticCache:
     `update` and `get_mask_sizes` are those of transformers' caches.
     """
 
-    def __init__(self, config: MiniMindConfig, rows: int, positions: int) -> None:
+    def __init__(self, config: ModelConfig, rows: int, positions: int) -> None:
         self.n_key_heads = config.num_key_value_heads
         self.shape = (rows, 2 * self.n_key_heads, positions, config.head_dim)
         self.layers: list[torch.Tensor] = []

@@ -18,6 +18,7 @@ from dataset.tokenizing.tokenizer_files import (
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
+from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
 from model.weight_record import (
     ROW_LENGTH_FIELD,
@@ -32,8 +33,9 @@ from trainer.machine.devices import pick_device, pick_dtype
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# MiniMindLM is transformers' too if it is loaded as MiniMindForCausalLM.
+# A MiniMindForCausalLM is both.
 LanguageModel: TypeAlias = "MiniMindLM | PreTrainedModel"
+LanguageConfig: TypeAlias = "ModelConfig | PretrainedConfig"
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
@@ -121,25 +123,30 @@ def load_model(weight: str | Path, with_interface: bool = True) -> "LanguageMode
     return load_foreign_model(path)
 
 
-def vocabulary_size(config: "PretrainedConfig") -> int:
-    """Number of token embeddings. The config of a multimodal model has it in its text part."""
-    return int(config.get_text_config(decoder=True).vocab_size)
+def text_config(config: "LanguageConfig") -> Any:
+    """The part of a multimodal model's config about text; any other config as it is."""
+    return config if isinstance(config, ModelConfig) else config.get_text_config(decoder=True)
 
 
-def max_positions(config: "PretrainedConfig") -> int:
+def vocabulary_size(config: "LanguageConfig") -> int:
+    """Number of token embeddings."""
+    return int(text_config(config).vocab_size)
+
+
+def max_positions(config: "LanguageConfig") -> int:
     """Maximum length in tokens; MAX_INT for a model without a bound on positions, such as Bloom or Mamba."""
-    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = getattr(text_config(config), "max_position_embeddings", None)
     # Some configs write -1 for no bound.
     return MAX_INT if positions in (None, -1) else int(positions)
 
 
-def trained_length(config: "PretrainedConfig", unknown: int = MAX_INT) -> int:
+def trained_length(config: "LanguageConfig", unknown: int = MAX_INT) -> int:
     """Positions of the rows in training; `unknown` if none are recorded."""
     length = getattr(config, ROW_LENGTH_FIELD, None)
     return length if type(length) is int and length > 0 else unknown
 
 
-def note_untrained(config: "PretrainedConfig", positions: int) -> None:
+def note_untrained(config: "LanguageConfig", positions: int) -> None:
     """Prints a line if a text has more positions than the rows in training."""
     if positions > (trained := trained_length(config)):
         line = f"note: a text of {positions:,} positions, but the rows in training had {trained:,}: beyond them it gets worse"
