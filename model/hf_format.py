@@ -20,15 +20,7 @@ import model.hf_config  # noqa: F401 - lets AutoConfig read our own
 from common.errors import UserError, library_errors
 from common.files import read_object
 from common.wording import one_line
-from model.config import (
-    ALL_EXPORTS,
-    DECLARATIONS,
-    EXPERT_EXPORTS,
-    MODEL_TYPE,
-    YARN_NAMES,
-    ModelConfig,
-    own_fields,
-)
+from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, MODEL_TYPE, YARN_NAMES, ModelConfig, own_fields
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 from model.weight_record import with_generation
 

@@ -12,16 +12,7 @@ import torch
 from common.errors import DataError, UserError
 from dataset.store import token_store
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
-from tests.helpers import (
-    ROOT,
-    assert_same_weights,
-    command_line,
-    flags,
-    losses,
-    records,
-    train,
-    write_corpus,
-)
+from tests.helpers import ROOT, assert_same_weights, command_line, flags, losses, records, train, write_corpus
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import PretrainSettings, find_weight
 

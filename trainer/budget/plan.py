@@ -26,13 +26,7 @@ from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import (
-    BUDGETS,
-    MODEL_FLAGS,
-    ModelSettings,
-    PretrainSettings,
-    TrainingSettings,
-)
+from trainer.pretrain.settings import BUDGETS, MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints, file_of_resumed_run
 
 # Log lines of a run, and the minimum seconds between two

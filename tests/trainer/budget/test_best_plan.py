@@ -297,12 +297,8 @@ def test_the_law_meets_the_runs_that_were_measured(
     monkeypatch.setattr(laws, "parameter_count", lambda config: parameters)
     heads, init_scheme = (laws.heads_for(width), "induction") if width else (None, "zero_out")
     config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
-    different, difficulty, context = (
-        of_text["different"],
-        of_text["difficulty"],
-        of_text.get("context", laws.CONTEXT_OF_LAW),
-    )
-    expected = laws.expected_loss(config, tokens, text(different), difficulty, "muon", init_scheme, context)
+    parts, context = text(of_text["different"]), of_text.get("context", laws.CONTEXT_OF_LAW)
+    expected = laws.expected_loss(config, tokens, parts, of_text["difficulty"], "muon", init_scheme, context)
     assert expected == pytest.approx(loss, rel=error)
 
 
