@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from common.files import check_regular_file, file_digest
 from common.wording import one_line
@@ -88,7 +89,7 @@ def model_with(model_class: type[ModelT], config: ModelConfig, state: StateDict,
         if modules > len(state):
             raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, with {len(state)} tensors in all")
         # Names and shapes first: meta tensors take no memory.
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutInitialising():
             model_class(config).load_state_dict(state, assign=True)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"{path}: not the weights of this config: {one_line(error)[:250]}") from None
@@ -102,6 +103,15 @@ def model_with(model_class: type[ModelT], config: ModelConfig, state: StateDict,
     model = model_class(config)
     model.load_state_dict(state)
     return model.eval()
+
+
+class _WithoutInitialising(TorchFunctionMode):
+    """For meta tensors: to initialise these, torch imports its compiler, which takes as long as torch itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 def read_state_dict(path: Path, digests: Any) -> StateDict:

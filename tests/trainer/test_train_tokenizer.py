@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import draw_sample
-from tests.helpers import ROOT, SHARED, complaint, needs_shared
+from tests.helpers import ROOT, SHARED, complaint, needs_shared, tiny_model
+from trainer.saving.weights import save_pth
 from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
@@ -34,15 +35,26 @@ SLOW = {"transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "s
         ("trainer.train_tokenizer", "--help", {"torch", "transformers"}),
         ("scripts.report", "--help", {"torch", "transformers"}),
         ("scripts.inspect_data", "--data_path {corpus}", {"torch", *SLOW}),
-        ("trainer.train_pretrain", f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE}", SLOW),
+        (
+            "trainer.train_pretrain",
+            f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE} --sample_prompts hi",
+            SLOW,
+        ),
+        ("scripts.generate", "--weight {weight} --max_new_tokens 2 hi", SLOW),
     ],
 )
-def test_what_takes_seconds_to_import_a_command_does_without(module, flags, absent, corpus):
-    """Up to its end: looking at data, an update."""
+def test_what_takes_seconds_to_import_a_command_does_without(module, flags, absent, corpus, tmp_path):
+    """Up to its end: looking at data, an update, tokens."""
+    model = tiny_model(vocab_size=6400)
+    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "tiny")
     program = (
         f"import sys, atexit, {module} as m; atexit.register(lambda: print(sorted({absent} & sys.modules.keys())))"
     )
-    words = ["-c", f"{program}; m.main(sys.argv[1:])", *flags.format(corpus=corpus).split()]
+    words = [
+        "-c",
+        f"{program}; m.main(sys.argv[1:])",
+        *flags.format(corpus=corpus, weight=tmp_path / "tiny.pth").split(),
+    ]
     ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.stdout.endswith("\n[]\n"), ended.stdout + ended.stderr
 
