@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -45,9 +45,6 @@ from trainer.pretrain.data import DOCUMENTS, announce_embedded_corpus, data_of, 
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.data import CONVERSATIONS
 from trainer.sft.settings import SftSettings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Characters of an example, and tokens decoded for one
 EXCERPT, EXCERPT_TOKENS = 120, 80
@@ -297,8 +294,8 @@ class DataLook:
         return title, pieces
 
 
-def text_of_piece(tokenizer: "PreTrainedTokenizerBase", piece: Piece) -> str:
-    """Its text, with marks around tokens that are no targets."""
+def text_of_piece(tokenizer: Any, piece: Piece) -> str:
+    """Its text, with marks around tokens that are no targets. tokenizer: of load_tokenizer."""
     parts = []
     before, end = "", 0
     for is_trained, of_run in groupby(piece.is_trained):

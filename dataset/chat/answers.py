@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from dataset.arrays import Bools, Ints
-from dataset.batches import Batch
 from dataset.store.token_store import Documents
 from model.config import IGNORE
 
@@ -59,17 +58,16 @@ class Answers:
         ids[self._before_header(ids, self.end)] = self.start
         return ids
 
-    def only(self, batch: Batch) -> Batch:
+    # Any: the types of a Batch are those of tensors.
+    def only(self, batch: Any) -> Any:
         """The Batch, of arrays, with only the targets of answers."""
-        # Any: arrays where the types say tensors
-        parts: Any = batch
         # Row by row from left to right: the order of the pieces in a batch.
-        has_pair = parts.document_ids >= 0
-        stored = parts.input_ids[has_pair]
+        has_pair = batch.document_ids >= 0
+        stored = batch.input_ids[has_pair]
         trained = self.trained(stored)
-        input_ids = parts.input_ids.copy()
+        input_ids = batch.input_ids.copy()
         input_ids[has_pair] = self.restore_turn_starts(stored)
-        targets = parts.targets.copy()
+        targets = batch.targets.copy()
         targets[has_pair] = np.where(trained, targets[has_pair], IGNORE)
         return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
 

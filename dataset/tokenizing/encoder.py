@@ -52,9 +52,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     if not folder.is_dir():
         raise ValueError(f"{path}: no such tokenizer folder; it has a tokenizer.json and its config")
     check_readable(folder)
-    with library_errors(f"{path}: no tokenizer can be loaded from there"):
-        # For its users it is one.
-        plain = cast("PreTrainedTokenizerBase | None", plain_tokenizer(folder, load_by_transformers))
+    # For its users it is one.
+    plain = cast("PreTrainedTokenizerBase | None", plain_tokenizer(folder, load_by_transformers))
     return load_by_transformers(folder) if plain is None else plain
 
 

@@ -1,5 +1,6 @@
 """A tokenizer of our own kind without transformers, whose import takes half as long as that of torch."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer
 from common.files import read_object
 from dataset.tokenizing.tokenizer_files import CONFIG, NO_TEMPLATE, portable_template
 
-CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # in the order of transformers
 STANDARD_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # Other fields of a config; what they say is in tokenizer.json too, or does nothing to a byte-level BPE.
@@ -23,14 +23,17 @@ OTHER_FIELDS = {
 OTHER_FILES = ("config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.*", "additional_chat_*")
 
 
-def plain_tokenizer(folder: Path, load_whole: Callable[[Path], Any]) -> "PlainTokenizer | None":
-    """The tokenizer in a folder; None if only transformers can tell how it acts. load_whole: loads it by transformers."""
-    paths = (folder / CONFIG, folder / "tokenizer.json")
-    if not all(path.is_file() for path in paths) or any(True for name in OTHER_FILES for _ in folder.glob(name)):
+def plain_tokenizer(folder: Path, load: Callable[[Path], Any]) -> "PlainTokenizer | None":
+    """The tokenizer in a folder; None if only transformers can tell how it acts. load: loads it by transformers."""
+    if any(True for name in OTHER_FILES for _ in folder.glob(name)):
         return None
-    fields: dict[str, Any] = read_object(paths[0])
-    content = paths[1].read_text(encoding="utf-8")
-    return PlainTokenizer(folder, fields, content, load_whole) if is_plain(fields, json.loads(content)) else None
+    # Of what is missing or odd, transformers tells.
+    with contextlib.suppress(Exception):
+        fields: dict[str, Any] = read_object(folder / CONFIG)
+        content = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        if is_plain(fields, json.loads(content)):
+            return PlainTokenizer(folder, fields, content, load)
+    return None
 
 
 def is_plain(fields: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -39,7 +42,7 @@ def is_plain(fields: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
     declared = fields.get("added_tokens_decoder") or {str(token["id"]): token for token in spec["added_tokens"]}
     special = [token["content"] for token in spec["added_tokens"] if token["special"]]
     return (
-        fields.get("tokenizer_class") in CLASSES
+        fields.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
         and fields.keys() <= OTHER_FIELDS | named_tokens(fields).keys()
         and isinstance(fields.get("chat_template", ""), str)
         and all(token in special for token in (*named_tokens(fields).values(), *extra))
@@ -61,11 +64,9 @@ class PlainTokenizer:
     What is not here, such as calls and `save_pretrained`, transformers' own tokenizer does, loaded when it is asked for.
     """
 
-    def __init__(
-        self, folder: Path, fields: Mapping[str, Any], content: str, load_whole: Callable[[Path], Any]
-    ) -> None:
+    def __init__(self, folder: Path, fields: Mapping[str, Any], content: str, load: Callable[[Path], Any]) -> None:
         """fields: of the config. content: of tokenizer.json."""
-        self._load_whole = load_whole
+        self._load = load
         self._whole: Any = None
         self.name_or_path = str(folder)
         self.chat_template: Any = portable_template(fields.get("chat_template"))
@@ -110,7 +111,7 @@ class PlainTokenizer:
 
     def _of_transformers(self) -> Any:
         if self._whole is None:
-            self._whole = self._load_whole(Path(self.name_or_path))
+            self._whole = self._load(Path(self.name_or_path))
             # One backend for both: what somebody changed, or changes, is what is saved.
             self._whole.backend_tokenizer.post_processor = self.backend_tokenizer.post_processor
             self.backend_tokenizer = self._whole.backend_tokenizer
