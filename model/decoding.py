@@ -170,19 +170,20 @@ def fused_logits(
 
 
 class Norm:
-    """RMSNorm of x [..., size] in fp32, in the dtype of its weight: x / sqrt(mean(x²) + eps) in three operations instead of six."""
+    """RMSNorm in fp32, in fewer operations than the model's, of which each takes as long as the arithmetic of a position."""
 
     def __init__(self, weight: torch.Tensor, config: ModelConfig) -> None:
         """weight [..., size]"""
-        # sqrt(mean(x²) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size)
+        # x / sqrt(mean(x²) + eps) = x / sqrt(|x|² + size * eps) * sqrt(size)
         size = weight.shape[-1]
         self.scale = weight.float() * size**0.5
-        self.smallest = self.scale.new_tensor((size * config.rms_norm_eps) ** 0.5)
+        self.eps = self.scale.new_tensor(size * config.rms_norm_eps)
         self.dtype = weight.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] fp32 -> [..., size] in the dtype of the weight"""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(length, self.smallest) * self.scale).to(self.dtype)
+        return (x * torch.addcmul(self.eps, length, length).rsqrt() * self.scale).to(self.dtype)
 
 
 class FusedLayer:

@@ -66,7 +66,7 @@ EVALUATION_COST = 0.75
 # Seconds after the last evaluation, for files and for a report; seconds of a sample, per layer
 FILES_S = 2.0
 REPORT_S = 2.0
-SAMPLE_S_OF_LAYER = 0.25
+SAMPLE_S_OF_LAYER = 0.12
 
 
 class DecaySchedule(NamedTuple):
