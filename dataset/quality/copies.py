@@ -47,10 +47,8 @@ PAIRS = 1 << 16
 # no earlier document
 NO_EARLIER = -1
 
-# Mixing of 64-bit hashes: an odd multiplier whose bits look random (the golden ratio as a fraction of 2^64), and a shift
-# that brings high bits down
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-HALF = np.uint64(32)
+# The sum of a band's numbers times these, modulo 2^64, is a hash of them.
+FACTORS = np.random.PCG64(SEED).random_raw(ROWS)
 
 
 class Copies(NamedTuple):
@@ -134,7 +132,7 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
         left = left[of[left] == NO_EARLIER]
         members = left
         # key of each member's bucket
-        buckets = _keys(signatures[band, members])
+        buckets = signatures[band, members] @ FACTORS
         for _ in range(MAX_ROUNDS):
             first = _first_alike(buckets)
             is_other = first != np.arange(len(first))
@@ -177,16 +175,6 @@ def _first_alike(values: Ints) -> Ints:
     """Index of the first value that is equal to each, int64 [values]."""
     _, first, which = np.unique(values, return_index=True, return_inverse=True)
     return np.asarray(first[which])
-
-
-def _keys(rows: Ints) -> Ints:
-    """A uint64 hash of each row of a band, uint16 [documents, ROWS]."""
-    keys = np.zeros(len(rows), np.uint64)
-    for row in range(ROWS):
-        keys ^= rows[:, row]
-        keys *= MULTIPLIER
-        keys ^= keys >> HALF
-    return keys
 
 
 def _similarities(signatures: Ints, first: Ints, second: Ints) -> np.ndarray:
