@@ -23,8 +23,8 @@ from model.model_minimind import Block, MiniMindLM, rope_tables
 from model.products import FeedForward, is_plain
 from model.static_cache import StaticCache
 
-# tokens among which `draw` looks first for those that make up top_p: to sort the vocabulary takes as long as a small model
-LIKELIEST = 128
+# times that `draw` tries without sorting
+TRIES = 4
 
 # called with the tokens of a position [B] and the logits from which they were drawn [B, V]
 OnTokens = Callable[[torch.Tensor, torch.Tensor], object]
@@ -113,22 +113,31 @@ def draw(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     logits = logits.float() / sampling.temperature
-    V = logits.shape[-1]
     if sampling.top_k:
-        logits, ids = logits.topk(min(sampling.top_k, V))
-        likely = logits.softmax(dim=-1)
-    elif sampling.top_p < 1:
-        probabilities = logits.softmax(dim=-1)
-        likely, ids = probabilities.topk(min(LIKELIEST, V))
-        if likely.sum(dim=-1).min() < sampling.top_p:
-            likely, ids = probabilities.sort(descending=True)
-    else:
-        return torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1)
-    if sampling.top_p < 1:
-        # as many of the likeliest as reach top_p together
-        before = likely.cumsum(dim=-1) - likely
-        likely = likely * (before < sampling.top_p)
-    return ids.gather(1, torch.multinomial(likely, 1)).squeeze(1)
+        least = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    probabilities = logits.softmax(dim=-1)
+    # The likeliest tokens that reach top_p together: one drawn from all tokens is among them with this probability or more, and
+    # to draw again takes less time than to sort the vocabulary.
+    tokens = draw_any(probabilities)
+    for _ in range(TRIES):
+        likelier = probabilities > probabilities.gather(1, tokens)
+        is_in = (probabilities * likelier).sum(dim=-1, keepdim=True) < sampling.top_p
+        if is_in.all():
+            return tokens.squeeze(1)
+        tokens = torch.where(is_in, tokens, draw_any(probabilities))
+    likely, ids = probabilities.sort(descending=True)
+    before = likely.cumsum(dim=-1) - likely
+    tokens_in = ids.gather(1, draw_any(likely * (before < sampling.top_p)))
+    return torch.where(is_in, tokens, tokens_in).squeeze(1)
+
+
+def draw_any(weights: torch.Tensor) -> torch.Tensor:
+    """A column of each row [B, 1], in proportion to weights [B, columns]; torch.multinomial draws a number for each weight."""
+    sums = weights.cumsum(dim=-1)
+    # Above 0, so that no column of weight 0 is found.
+    share = 1 - torch.rand(len(sums), 1, device=sums.device)
+    return torch.searchsorted(sums, share * sums[:, -1:])
 
 
 # ------------------------------------------------------------------------------------------------ fused layers
