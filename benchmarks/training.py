@@ -12,6 +12,7 @@ from dataset.loader import to_device
 from dataset.packing import Totals
 from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
+from trainer.cuda_graphs import may_record
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -74,8 +75,7 @@ class Training:
             dtype=products,
             ranks=Ranks(),
             n_sums=n_sums(config),
-            allows_cuda_graphs=device.type == "cuda" and products is not torch.float16,
-            cuda_graphs=cuda_graphs,
+            cuda_graphs=may_record(cuda_graphs, device, Ranks(), products, recomputes=False, dropout=0),
         )
         if self.engine.graphs is not None:
             self.engine.graphs.say = print

@@ -33,11 +33,14 @@ def record(work: Callable[[], None]) -> Replay:
     return graph.replay
 
 
-def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> bool:
-    """True if all updates of such a run launch the same kernels. recomputes: --gradient_checkpointing, which keeps random states."""
+def may_record(
+    wanted: bool, device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float
+) -> bool | None:
+    """wanted, or None if the updates of a run do not all launch the same kernels. recomputes: --gradient_checkpointing, which keeps
+    random states."""
     # float16's scaler has a state of its own, which is not restored, and dropout draws new numbers in each update.
     is_fixed = dtype is not torch.float16 and not recomputes and dropout == 0
-    return device.type == "cuda" and ranks.world_size == 1 and is_fixed
+    return wanted if device.type == "cuda" and ranks.world_size == 1 and is_fixed else None
 
 
 class UpdateGraphs:

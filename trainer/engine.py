@@ -100,14 +100,13 @@ class Engine:
         ranks: Ranks,
         grad_clip: float = 1.0,
         n_sums: int,
-        allows_cuda_graphs: bool = False,
-        cuda_graphs: bool = True,
+        cuda_graphs: bool | None = None,
     ) -> None:
         """optimizers: of disjoint parameters. dtype: of matrix products. grad_clip: maximum norm of the gradient; 0: no clipping.
         n_sums: length of `sums`.
 
-        allows_cuda_graphs: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
-        and replay them there, with a fused optimiser.
+        cuda_graphs: whether to record the kernels of an update, with a fused optimiser; None: they are not always the same, see
+        may_record in trainer/cuda_graphs.py.
         """
         self.model = model
         self.optimizers = optimizers
@@ -142,7 +141,7 @@ class Engine:
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs | None = None
         # On a first reading skip the graphs: without them, as on a CPU, an update is `_accumulate` and `_end_update`.
-        if allows_cuda_graphs and self.fused:
+        if cuda_graphs is not None and self.fused:
             assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
                 partial(self._accumulate, last=True, counts=True),
@@ -380,13 +379,12 @@ def make_engine(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     shard: str = NONE,
-    allows_cuda_graphs: bool = False,
-    cuda_graphs: bool = True,
+    cuda_graphs: bool | None = None,
     **adam: Any,
 ) -> Engine:
     """Put a model on its device and build its engine, with the optimisers of the settings.
 
-    identity: of the job, compared among the ranks. shard: --shard. allows_cuda_graphs, cuda_graphs: see Engine. adam: options of AdamW.
+    identity: of the job, compared among the ranks. shard: --shard. cuda_graphs: see Engine. adam: options of AdamW.
     """
     # These depend on a rank's hardware, not on --dtype alone. Gradients of a float16 rank are scaled, and cannot be added to others.
     facts = {"precision": str(dtype), **identity}
@@ -402,6 +400,5 @@ def make_engine(
         ranks=ranks,
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
-        allows_cuda_graphs=allows_cuda_graphs,
         cuda_graphs=cuda_graphs,
     )

@@ -69,8 +69,7 @@ def record(work):
 def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fields):
     """(weights, outcomes) after five updates of two micro-batches, no two of which are alike."""
     model = tiny_model(**fields)
-    graphs = {"allows_cuda_graphs": True, "cuda_graphs": cuda_graphs}
-    engine = make_engine(model, losses=partial(objective, model), optimizer=optimizer, **graphs)
+    engine = make_engine(model, losses=partial(objective, model), optimizer=optimizer, cuda_graphs=cuda_graphs)
     engine.graphs.say = said.append
     generator = torch.Generator().manual_seed(1)
     outcomes = []

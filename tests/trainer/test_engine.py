@@ -43,7 +43,7 @@ def test_an_optimiser_that_is_not_fused_has_no_graphs():
     model = tiny_model()
     engine = Engine(
         model, [torch.optim.SGD(model.parameters(), lr=0.1)], partial(pretrain_loss, model), device=CPU, dtype=torch.float32,
-        ranks=Ranks(), n_sums=n_sums(model.config), allows_cuda_graphs=True, cuda_graphs=True,
+        ranks=Ranks(), n_sums=n_sums(model.config), cuda_graphs=True,
     )  # fmt: skip
     before = [p.detach().clone() for p in engine.parameters]
     engine.micro_batch(*batch_of(), last=True)

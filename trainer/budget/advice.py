@@ -1,4 +1,4 @@
-"""What the laws say about a run with any settings: updates and rates that do not suit it, and the loss to expect."""
+"""What the laws say about a run with any settings: updates that do not suit it, and the loss to expect."""
 
 from dataset.packing import RowPlan
 from model.config import parameter_count
@@ -7,13 +7,9 @@ from trainer.budget.difficulty import difficulty_of
 from trainer.job import SHORT_RUN_FLOPS, Forecast, RunOverview
 from trainer.pretrain.memory import mean_context
 from trainer.pretrain.parts import Parts
-from trainer.pretrain.settings import PretrainSettings
 
-# tokens: shorter runs learn little with any settings
-MIN_TOKENS_FOR_NOTES = 1e5
-# factor by which a setting may be off before a note
+# factor by which the size of an update may be off before a note
 FAR_OFF = 4.0
-
 # Excess of the loss before the decay over that of a run that ends there, as a fraction of the latter: 0.02 in eight runs of
 # three minutes, about 0.1 in one of two hours.
 EXCESS_BEFORE_DECAY = 0.06
@@ -23,46 +19,23 @@ MIN_TOKENS_FOR_FORECAST = 3e5
 
 def advise(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> tuple[list[str], Forecast | None]:
     """Returns (lines for the user, the expected loss; None: unknown). first_plan: of epoch 0."""
-    parameters = parameter_count(parts.model.config)
-    update_tokens = parts.batching.rows * first_plan.T * first_plan.fill
-    lines = notes_on_rates(parts.settings, parameters, overview.tokens, update_tokens)
+    settings, tokens, lines = parts.settings, overview.tokens, []
+    update_tokens, good = parts.batching.rows * first_plan.T * first_plan.fill, laws.batch_tokens(tokens)
+    is_fresh = settings.from_weight == "none" and not settings.use_moe
+    if is_fresh and tokens >= laws.MIN_TOKENS and not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
+        lines.append(
+            f"note: runs of {tokens:,.0f} tokens learn best with updates of about {good:,.0f} tokens; yours have "
+            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for ten minutes"
+        )
     forecast = forecast_of(parts, first_plan, overview)
     if forecast is not None:
-        error = laws.LOSS_ERROR_OF_SMALL if min(parameters, overview.tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
+        error = laws.loss_error(parameter_count(parts.model.config), tokens)
         lines.append(
             "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
             f"may be {error:.0%} off (docs/budget.md). If the loss stays far above it, or rises, try other learning rates and look at the "
             "data (encoding, order, a tokenizer for another language)"
         )
     return lines, forecast
-
-
-def notes_on_rates(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
-    """Notes about an update size and learning rates that are far from what suits the run.
-
-    tokens, update_tokens: trained by the run and by an update.
-    """
-    if tokens < MIN_TOKENS_FOR_NOTES or settings.from_weight != "none" or settings.use_moe:
-        return []
-    lines = []
-    good = laws.batch_tokens(tokens)
-    if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
-        lines.append(
-            f"note: runs of {tokens:,.0f} tokens learn best with updates of about {good:,.0f} tokens; yours have "
-            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps). --budget 10m chooses all settings for ten minutes"
-        )
-    # A custom optimiser has no law.
-    suitable: dict[str, float] = {}
-    if settings.optimizer == "adamw":
-        suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
-    elif settings.optimizer == "muon":
-        suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
-        if settings.embed_lr:
-            suitable["embed_lr"] = laws.EMBED_RATE
-    for name, rate in suitable.items():
-        if not 1 / FAR_OFF <= getattr(settings, name) / rate <= FAR_OFF:
-            lines.append(f"note: --{name} {getattr(settings, name):g}: runs of this size do best with about {rate:.2g}")
-    return lines
 
 
 def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> Forecast | None:

@@ -26,7 +26,7 @@ from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.budget.compile_times import CompileTimes
 from trainer.budget.difficulty import difficulty_of
-from trainer.cuda_graphs import can_be_recorded
+from trainer.cuda_graphs import may_record
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
 from trainer.machine.compiling import PRODUCT_RATE, compile_blocks, failure_to_compile
@@ -334,8 +334,7 @@ class RunCosts:
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},
-            allows_cuda_graphs=can_be_recorded(device, ranks, dtype, recomputes, config.dropout),
-            cuda_graphs=self.settings.cuda_graphs != "0",
+            cuda_graphs=may_record(self.settings.cuda_graphs != "0", device, ranks, dtype, recomputes, config.dropout),
             dtype=dtype,
             ranks=ranks,
             device=device,

@@ -73,10 +73,8 @@ def factor_of_context(context: float, tokens: float) -> float:
     return 1 - gain * (1 - (CONTEXT_OF_LAW / context) ** POWER_OF_CONTEXT)
 
 
-# Relative error band of an expected loss, for runs and text like the measured ones
-LOSS_ERROR = 0.05
-# For other text, sizes or lengths: nearly equally good fits differ by this much
-LOSS_ERROR_ELSEWHERE = 0.10
+# Relative error of an expected loss: nearly equally good fits differ by this much.
+LOSS_ERROR = 0.10
 # Below SMALL parameters or tokens: in one run a loss of 5.187 was expected and 4.192 measured.
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
@@ -87,13 +85,7 @@ MIN_TOKENS = 1e5
 TOKENS_OF_ADAMW = 2.0
 # optimisers with a law and with learning rates for plans
 MEASURED_OPTIMIZERS = ("adamw", "muon")
-# Measured ranges of the law; beyond them it is a guess
-MEASURED_VOCABULARY = 6400
-MEASURED_PARAMETERS = (5e5, 1.5e7)
-MEASURED_TOKENS = (2e6, 7.5e7)
-MEASURED_CONTEXTS = (140, 1400)
-# of `difficulty_of` (difficulty.py); no loss is expected of text below MIN_DIFFICULTY
-MEASURED_DIFFICULTIES = (0.55, 1.1)
+# of `difficulty_of` (difficulty.py); no loss is expected of easier text
 MIN_DIFFICULTY = 0.35
 
 # R* of Muennighoff et al.: repeats after which another pass is worth 1/e of the first
@@ -138,6 +130,11 @@ def max_passes(from_weight: str) -> float:
     """Maximum passes over the text. from_weight: the initial weights; fine-tuning of existing ones may need to memorise a few
     documents, such as answers."""
     return MAX_PASSES if from_weight == "none" else MAX_PASSES_FROM_WEIGHTS
+
+
+def loss_error(parameters: float, tokens: float) -> float:
+    """Relative error of the expected loss of a run. tokens: unique ones."""
+    return LOSS_ERROR_OF_SMALL if min(parameters, tokens) < SMALL else LOSS_ERROR
 
 
 def is_repeated_too_often(passes: float) -> bool:

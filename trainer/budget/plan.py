@@ -38,9 +38,6 @@ USED_SHARE = 0.9
 SAVES = 10
 MAX_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {*flags_of(ModelSettings), *flags_of(TrainingSettings)}
-# Settings with one value in all runs behind the law of the loss: all but those removed here
-UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
-UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
 # Settings that a resume takes from the first start, unless given again
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
@@ -215,7 +212,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
 
 
 def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
-    """Relative error band of the expected loss; None: no forecast."""
+    """Relative error of the expected loss; None: no forecast."""
     trains_answers = costs.text.corpus.target_filter is not None
     is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or trains_answers
     is_unlike_the_law |= chosen.optimizer not in laws.MEASURED_OPTIMIZERS
@@ -225,18 +222,7 @@ def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> f
     is_unlike_the_law |= tokens < laws.MIN_TOKENS
     if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
         return None
-    ranges = [
-        (plan.parameters, laws.MEASURED_PARAMETERS),
-        (tokens, laws.MEASURED_TOKENS),
-        (costs.text.difficulty, laws.MEASURED_DIFFICULTIES),
-        (costs.text.context, laws.MEASURED_CONTEXTS),
-    ]
-    in_range = all(least <= value <= most for value, (least, most) in ranges)
-    same_vocabulary = plan.config.vocab_size == laws.MEASURED_VOCABULARY
-    if in_range and same_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & costs.fixed:
-        return laws.LOSS_ERROR
-    is_small = min(plan.parameters, tokens) < laws.SMALL
-    return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
+    return laws.loss_error(plan.parameters, tokens)
 
 
 def explicit_command(settings: PretrainSettings, names: Collection[str], at_once: int) -> str:

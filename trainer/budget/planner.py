@@ -11,11 +11,6 @@
           plan_for       the plan of one size
       chosen_settings    the plan as settings (plan.py)
 
-For each size of a list, the planner computes the tokens that the budget buys, with the batch size that suits them, and the
-expected loss. It limits the passes over the text, and the parameters per unique token, to what was measured: with little text
-the run ends before its budget is used up. Of the sizes whose number of layers suits their tokens, the one with the lowest
-expected loss wins. Settings that the user gives are kept.
-
 All ranks plan together: they measure at once, as they will train at once. Rank 0 decides and prints.
 """
 
@@ -425,19 +420,17 @@ def affordable_tokens(config: ModelConfig, batching: Batching, costs: RunCosts) 
 
 def what_is_too_little(sizes: Sequence[ModelConfig], costs: RunCosts) -> str:
     """The message if no model can be trained."""
-    unique, T, max_passes = costs.text.unique, costs.text.rows.T, costs.max_passes
+    text = costs.text
     rows = min((batching.rows for config in sizes for batching in batchings(config, costs)), default=None)
     if rows is None:
         return "the memory is too small to train any model: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.
     has_max_passes = costs.settings.budget_tokens is None
-    if has_max_passes and max_passes * unique < MIN_UPDATES * costs.text.tokens_of_update(rows):
-        # As full rows: one row of text does not show how full the rows of more text would be.
-        needed = math.ceil(MIN_UPDATES * rows * T / max_passes)
+    if has_max_passes and costs.max_passes * text.unique < MIN_UPDATES * text.tokens_of_update(rows):
         return (
-            f"the text is too small: it has {round(unique):,} tokens to train, and a plan needs about {needed:,} "
-            f"({MIN_UPDATES} updates of {counted(rows, 'row')} of {T} in {max_passes} passes): give more text by "
-            "--data_path, or train it without a budget, by --epochs"
+            f"the text is too small: it has {round(text.unique):,} tokens to train, and a plan needs {MIN_UPDATES} updates of "
+            f"{counted(rows, 'row')} of {text.rows.T} in {costs.max_passes} passes: give more text by --data_path, or train it "
+            "without a budget, by --epochs"
         )
     passed = ""
     if costs.seconds_left is not None:

@@ -13,7 +13,7 @@ from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS, record_of
 from model.weight_record import ROW_LENGTH_FIELD
-from trainer.cuda_graphs import can_be_recorded
+from trainer.cuda_graphs import may_record
 from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import Sampler, evaluate
 from trainer.job import UNLIMITED, Evaluation, Forecast, Identity, Job, Length, Progress, RunFiles, RunOverview
@@ -66,10 +66,14 @@ class PretrainJob(Job):
             n_sums=self.n_sums,
             identity={**self.identity.entries, "validation data": corpus.validation_fingerprint},
             shard=settings.shard,
-            allows_cuda_graphs=can_be_recorded(
-                parts.device, ranks, parts.dtype, settings.gradient_checkpointing, self.config.dropout
+            cuda_graphs=may_record(
+                settings.cuda_graphs != "0",
+                parts.device,
+                ranks,
+                parts.dtype,
+                settings.gradient_checkpointing,
+                self.config.dropout,
             ),
-            cuda_graphs=settings.cuda_graphs != "0",
             dtype=parts.dtype,
             ranks=ranks,
             device=parts.device,
