@@ -163,10 +163,8 @@ def _positions(tokens: Tokens, value: int) -> Ints:
 class Totals(NamedTuple):
     """Totals of an update, over all micro-batches and ranks."""
 
-    # discriminator: positions without padding
-    targets: int
-    # generator
-    masked: int
+    targets: int  # discriminator: positions without padding
+    masked: int  # generator
 
 
 class Recipe(NamedTuple):

@@ -96,7 +96,22 @@ class ElectraJob(Job):
             check_library(settings.deduplicate)
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
-            self.corpus = first_rank_first(self.ranks, self._open_corpus)
+            # Training and held-out text. The plans of a Corpus are for language models and not used here.
+            self.corpus = corpus = first_rank_first(
+                self.ranks,
+                lambda: Corpus(
+                    [Source(self.data_path)],
+                    self.encoder,
+                    settings,
+                    max_seq_len=settings.max_seq_len,
+                    seed=settings.seed,
+                    val_path=settings.val_path,
+                    val_fraction=settings.val_fraction,
+                    allow_val_overlap=settings.allow_val_overlap,
+                    deduplicate=settings.deduplicate,
+                    progress=self.ranks.is_main,
+                ),
+            )
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -108,7 +123,6 @@ class ElectraJob(Job):
             self.model.train()
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
-            corpus = self.corpus
             masking = settings.mask_share, settings.mask_style
             self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, *masking, settings.seed)
             # Held-out documents in the order of the data, with fixed masks
@@ -179,22 +193,6 @@ class ElectraJob(Job):
         if saved is None:
             return secrets.randbelow(2**32)
         return ElectraSettings.parse(["--config", str(saved)]).seed
-
-    def _open_corpus(self) -> Corpus:
-        """Training and held-out text. The plans of a Corpus are for language models and not used here."""
-        settings = self.settings
-        return Corpus(
-            [Source(self.data_path)],
-            self.encoder,
-            settings,
-            max_seq_len=settings.max_seq_len,
-            seed=settings.seed,
-            val_path=settings.val_path,
-            val_fraction=settings.val_fraction,
-            allow_val_overlap=settings.allow_val_overlap,
-            deduplicate=settings.deduplicate,
-            progress=self.ranks.is_main,
-        )
 
     # ------------------------------------------------------------------------------------------------- training
 

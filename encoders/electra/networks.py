@@ -47,11 +47,9 @@ class Output(NamedTuple):
     mlm: torch.Tensor
     disc: torch.Tensor
     corrupted: torch.Tensor  # [R, T] the ids with the generator's tokens
-    # bool [R, T]: the discriminator's labels
-    replaced: torch.Tensor
+    replaced: torch.Tensor  # bool [R, T]: the discriminator's labels
     disc_logits: torch.Tensor  # [R, T]
-    # 0-d: masked positions whose likeliest token is right
-    correct: torch.Tensor
+    correct: torch.Tensor  # 0-d: masked positions whose likeliest token is right
 
 
 class ElectraPretrainer(torch.nn.Module):

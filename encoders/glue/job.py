@@ -58,16 +58,12 @@ class TaskData(NamedTuple):
 
     name: str
     task: Task
-    # {part of a run's identity: a digest that changes with it}
-    digests: dict[str, str]
+    digests: dict[str, str]  # {part of a run's identity: a digest that changes with it}
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
-    # None: nothing is trained.
-    train: GlueAssembler | None
-    # {suffix of the metrics' names: development file}
-    dev: dict[str, GlueAssembler]
-    # {name of the predictions: test file}
-    test: dict[str, GlueAssembler]
+    train: GlueAssembler | None  # None: nothing is trained
+    dev: dict[str, GlueAssembler]  # {suffix of the metrics' names: development file}
+    test: dict[str, GlueAssembler]  # {name of the predictions: test file}
 
 
 class GlueJob(Job):
