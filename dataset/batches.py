@@ -27,10 +27,8 @@ class Batch(NamedTuple):
 
     input_ids: "torch.Tensor"
     targets: "torch.Tensor"
-    # 0, 1, ... within a row.
-    document_ids: "torch.Tensor"
-    # Restart with each document.
-    position_ids: "torch.Tensor"
+    document_ids: "torch.Tensor"  # 0, 1, ... within a row
+    position_ids: "torch.Tensor"  # restart with each document
     n_targets: int
     # Pieces of documents: a document split over rows counts in each of them, as in the statistics of experts.
     n_documents: int
@@ -108,10 +106,8 @@ class UpdateSchedule(NamedTuple):
     """
 
     n_rows: int
-    # rows of an update, over all ranks
-    update_rows: int
-    # rows of a micro-batch on one rank
-    micro_rows: int
+    update_rows: int  # of an update, over all ranks
+    micro_rows: int  # of a micro-batch on one rank
     world_size: int = 1
     start_row: int = 0
 

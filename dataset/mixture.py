@@ -6,10 +6,9 @@ sizes and a resume need nothing else.
 
 How much is planned as one. If all shares are constant and no source may be repeated, each epoch is a plan: the largest
 in which no document comes twice and the shares hold. It uses up the source that is scarcest relative to its share; the
-others cycle through a fixed random order of their documents, and an epoch continues where the last one stopped. A run
-has as many epochs as its epochs, updates or budget ask for. If a share changes, or a source may be repeated, the whole
-run is one plan. Such a run may continue past its planned end, if the clock of a budget finds more time, or if fixed
-shares are given more updates. Then the last shares continue, in further parts of as many rows.
+others cycle through a fixed random order of their documents, and an epoch continues where the last one stopped. If a
+share changes, or a source may be repeated, the whole run is one plan. Past its planned end the last shares continue, in
+further parts of as many rows.
 
 How the order is made. The area under a share's curve over the progress of the run, times the *speed* (the tokens that
 the run trains while its progress goes from 0 to 1), is the number of tokens that the source has given by then. The

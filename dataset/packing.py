@@ -81,8 +81,7 @@ class Totals(NamedTuple):
     """Counts of an update, over all micro-batches and ranks."""
 
     targets: int
-    # Pieces of documents, see `Batch.n_documents`.
-    documents: int
+    documents: int  # pieces of documents, see `Batch.n_documents`
 
 
 class Recipe(NamedTuple):

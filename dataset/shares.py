@@ -1,14 +1,7 @@
 """The data sources of a run: their shares, which may change over the run, and how often each may be repeated.
 
 On the command line a source is `path:share`; `path:0.7..0.2` gives the shares at the start and end of the run, and
-`path:0.3:x4` the maximum number of passes. A file (`--mixture`) can say more:
-
-    sources:
-      - path: web/
-        share: [[0, 0.8], [0.9, 0.8], [1, 0.2]]   # [progress of the run, share], linear from one to the next
-      - path: books.jsonl
-        share: [[0, 0.2], [0.9, 0.2], [1, 0.8]]
-        repeat: 4
+`path:0.3:x4` the maximum number of passes. A file (`--mixture`) can say more, see docs/data.md.
 """
 
 import os

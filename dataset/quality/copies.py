@@ -6,11 +6,8 @@ is the Jaccard similarity: the number of shingles in both texts, divided by the 
 
 Comparing all pairs of a million documents would take days. MinHash gives each document a signature of numbers; the
 expected share of equal numbers in two signatures is the similarity of their documents. Only documents that agree in all
-numbers of one *band* of their signatures are compared, by their whole signatures (locality-sensitive hashing).
-
-    similarity                               0.65   0.7    0.75   0.8    0.85
-    two documents share a band               96 %   99 %   100 %  100 %  100 %
-    ... and their signatures say near         0.1 %  5 %   52 %   98 %  100 %
+numbers of one *band* of their signatures are compared, by their whole signatures (locality-sensitive hashing);
+docs/data.md has a table of what is found.
 
 The result depends only on the texts and their order: the hashes have fixed seeds, and a document is compared with
 earlier ones only.

@@ -12,14 +12,9 @@ from dataset.reading.streams import BOM, LineReader, Stream
 
 
 # `next` asks the csv module for a row, and the module pulls the row's lines from `lines_of_row`: several, if a quoted
-# field holds line breaks. So the module decides where a row ends. This function does the rest:
-#
-# 1. The line number of a row. Before each row the LineReader has read exactly the lines of the rows before, so the row
-#    starts on the next line. A file of a hundred rows may have a thousand lines.
-# 2. The bound. A quote that is never closed would make the rest of the file one field, held in memory. `row_bytes`
-#    counts the bytes of the current row, and `lines_of_row` raises BadLine inside the module's own loop.
-# 3. Recovery from a fault. A generator that has raised is finished, and the module holds half a row. Both are replaced;
-#    the LineReader stays, so the next row starts after the last line that was read.
+# field holds line breaks. So the LineReader, which has read the lines of all rows before, knows the line number of a row. A
+# quote that is never closed would make the rest of the file one field: `lines_of_row` raises BadLine for a long row inside
+# the module's own loop. Then the generator is finished and the module holds half a row: both are replaced.
 def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[RawDocument]:
     """Yields (first line of a row, bytes of its text or fault).
 

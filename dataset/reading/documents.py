@@ -103,8 +103,7 @@ class Block:
 
     path: Path
     raw_documents: list[RawDocument]
-    # bytes of the file that this block took, for progress
-    source_bytes: int
+    source_bytes: int  # bytes of the file that this block took, for progress
     document_end: str | None
     # of chats: the shape of the file's first line, and what is to be said of the lines, counted by `documents`
     shape: Shape | None = None

@@ -79,8 +79,6 @@ def check_column(text_field: str, names: Sequence[str], where: str, is_chat: boo
     advice = "--text_field names another one"
     if is_chat:
         advice = "these are conversations, which train_sft.py reads"
-    elif "\0" in shown:
-        shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
         advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"
     elif len(names) == 1 and re.search("[;,\t]", shown):

@@ -9,9 +9,8 @@ whichever process made them. An unfinished store is in a folder named after the 
 that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
 rename makes it a store once it is complete and on disk.
 
-`hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
-SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so a damaged file is
-ignored, and the data is read again.
+`hashes.json` beside the stores caches the SHA-256 of each unchanged data file. A wrong digest in it would give the data
+another identity, so it has a digest of its own.
 """
 
 import contextlib

@@ -6,7 +6,6 @@ the stores. Finding near copies takes minutes, so they are cached beside the sto
 """
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -70,15 +69,11 @@ def _near_or_exact(first: TokenStore, texts: Iterator[str], exact: Copies, finge
             return cached
     folder = first_writable(first.cache_folders)
     # Commands that start together all search, with the same result.
-    begin = time.monotonic()
     if progress:
         announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
     is_copy = near_copies(enumerate(texts), exact, folder).of != NO_EARLIER
     with atomic_file(folder / name) as file:
         np.savez(file, is_copy=is_copy)
-    if progress:
-        near = int(is_copy.sum() - exact.is_exact.sum())
-        announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
     return is_copy
 
 

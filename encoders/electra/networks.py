@@ -164,10 +164,6 @@ def masked_lm_loss(
     return loss, (logits.argmax(-1) == labels).sum()
 
 
-# logits -> (sums, highest), see add_up_chunks
-AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
 def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(float32 sums of exp(logits - highest) over CHUNK tokens each, over the rest in the last; highest [M, 1]). logits: [M, V]."""
     logits = logits.float()
@@ -179,7 +175,9 @@ def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat((sums, exps[:, whole:].sum(-1, keepdim=True)), dim=1), highest
 
 
-def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks = add_up_chunks) -> torch.Tensor:
+def sample(
+    logits: torch.Tensor, how: str = "multinomial", add_up: Callable[[torch.Tensor], Any] = add_up_chunks
+) -> torch.Tensor:
     """Sample a token id from softmax(logits) of each row: [M, V] -> int64 [M], with torch's global generator.
 
     multinomial: draw a point in the sum of all probabilities, then find its chunk, then its token. fp32_gumbel: the same

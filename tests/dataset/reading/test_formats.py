@@ -244,7 +244,7 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     [
         (b"text;label\na;1\n", "separate columns by commas"),
         (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
-        ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
+        ("文本,id\na,1\n".encode("utf-16-le"), "save it as CSV UTF-8"),
     ],
 )
 def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
