@@ -7,15 +7,10 @@ gradients (trainer/reducer.py). With it the ranks share one model:
     rank 1   the second half                           weight, gradient, moments
 
 A layer's weights are gathered before it runs and freed after it, and once more in the backward pass. Then its gradients
-are summed over the ranks, and each keeps the sum of its own rows. So besides its own parts a rank holds one layer's
-weights and gradients at a time, and what is in no layer: embeddings, head and last norm. In half precision the rounded
-weights of all layers are kept until the backward pass too, as without sharding.
+are summed over the ranks, and each keeps the sum of its own rows. So all ranks must run the model together and equally often: a
+rank without rows computes some that do not count, also in evaluation and sampling.
 
-Every use of the model needs these gathers, so all ranks must run it together and equally often: a rank without rows
-computes some that do not count, also in evaluation and sampling.
-
-A sharded tensor is a torch DTensor. Its rows are split over the ranks; a rank holds a plain tensor of its own rows. A
-state dict in a file has whole tensors.
+A sharded tensor is a torch DTensor; a state dict in a file has whole tensors.
 """
 
 import math

@@ -24,8 +24,6 @@ ROWS_AT_ONCE = 256
 MIN_EVALUATED_TOKENS = 2_000
 # one of so many rows is evaluated if there is no validation
 ROWS_PER_EVALUATED = 11
-# Pairs of tokens: longer n-grams remember near copies word for word, which small models do not.
-ORDER = 2
 # Tokens of a row. Longer rows predict the losses of trained models less well: these use little of what is further away.
 ROW = 256
 # tokens of the longest context that is looked for earlier in the row
@@ -54,11 +52,11 @@ def difficulty_of(assembler: Assembler, plan: RowPlan, validation: ValidationBat
         evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
     trained = tokens_of(assembler, plan, rows)
     row = min(ROW, len(evaluated))
-    if row < ORDER or len(trained) < ORDER:
+    if row < 2 or len(trained) < 2:
         return 1.0
     evaluated = evaluated[: len(evaluated) // row * row]
     from_row, longest = row_predictions(evaluated.reshape(-1, row))
-    from_text = ngram_predictions(trained, evaluated)
+    from_text = bigram_predictions(trained, evaluated)
     loss = mixture_loss(np.concatenate([from_row, from_text[None]]), longest)
     loss_of_wiki = LOSS_OF_WIKI * (TRAINED_TOKENS / len(trained)) ** POWER_OF_TRAINED
     return (loss / loss_of_wiki) ** POWER
@@ -80,44 +78,35 @@ def tokens_of(assembler: Assembler, plan: RowPlan, rows: Ints) -> Ints:
     return np.concatenate(tokens)
 
 
-def ngram_predictions(trained: Ints, evaluated: Ints) -> Floats:
-    """[len(evaluated)]: the probability of each token after the ORDER - 1 before it.
+def bigram_predictions(trained: Ints, evaluated: Ints) -> Floats:
+    """[len(evaluated)]: the probability of each token after the one before it.
 
     Interpolated Kneser-Ney with a discount for each order: Chen and Goodman 1999, "An empirical study of smoothing techniques for
-    language modeling", section 2.7.
+    language modeling", section 2.7. Longer n-grams remember near copies word for word, which small models do not.
     """
     size = int(max(trained.max(), evaluated.max())) + 1
-    probability = np.full(len(evaluated), 1 / size)
-    for order in range(1, ORDER + 1):
-        grams, counts = np.unique(ngrams(trained, order, size), return_counts=True)
-        if order < ORDER:
-            # not occurrences, but different tokens before them
-            longer = np.unique(ngrams(trained, order + 1, size))
-            grams, counts = np.unique(longer % size**order, return_counts=True)
-        once, twice = (counts == 1).sum(), (counts == 2).sum()
-        # one more of each, so that a small text also leaves something for what it lacks
-        discount = (once + 1) / (once + 2 * twice + 3)
-        contexts, context_of_gram = np.unique(grams // size, return_inverse=True)
-        totals = np.bincount(context_of_gram, weights=counts)
-        followers = np.bincount(context_of_gram)
-        # The first tokens keep the prediction of a lower order, since their context is shorter.
-        wanted = ngrams(evaluated, order, size)
-        count = values_at(grams, counts, wanted)
-        total = values_at(contexts, totals, wanted // size)
-        left = discount * values_at(contexts, followers, wanted // size)
-        lower = probability[order - 1 :]
-        higher = (np.maximum(count - discount, 0) + left * lower) / np.maximum(total, 1)
-        probability[order - 1 :] = np.where(total > 0, higher, lower)
-    return probability
+    pairs, counts = np.unique(trained[:-1] * size + trained[1:], return_counts=True)
+    # of single tokens not occurrences, but different tokens before them
+    tokens, n_before = np.unique(pairs % size, return_counts=True)
+    of_token = interpolated(tokens, n_before, evaluated, np.full(len(evaluated), 1 / size), size)
+    of_pair = interpolated(pairs, counts, evaluated[:-1] * size + evaluated[1:], of_token[1:], size)
+    return np.concatenate([of_token[:1], of_pair])
 
 
-def ngrams(tokens: Ints, order: int, size: int) -> Ints:
-    """int64 [len(tokens) - order + 1]: each sequence of `order` tokens as one number. size: of the vocabulary."""
-    n = len(tokens) - order + 1
-    grams = np.zeros(n, np.int64)
-    for place in range(order):
-        grams = grams * size + tokens[place : place + n]
-    return grams
+def interpolated(grams: Ints, counts: Ints, wanted: Ints, lower: Floats, size: int) -> Floats:
+    """The probability of the last token of each wanted n-gram. grams: the known ones, as numbers to the base `size`, and their counts.
+    lower: predictions by a context that is one token shorter."""
+    once, twice = (counts == 1).sum(), (counts == 2).sum()
+    # one more of each, so that a small text also leaves something for what it lacks
+    discount = (once + 1) / (once + 2 * twice + 3)
+    contexts, context_of_gram = np.unique(grams // size, return_inverse=True)
+    totals = np.bincount(context_of_gram, weights=counts)
+    followers = np.bincount(context_of_gram)
+    count = values_at(grams, counts, wanted)
+    total = values_at(contexts, totals, wanted // size)
+    left = discount * values_at(contexts, followers, wanted // size)
+    higher = (np.maximum(count - discount, 0) + left * lower) / np.maximum(total, 1)
+    return np.where(total > 0, higher, lower)
 
 
 def values_at(keys: Ints, values: Ints | Floats, wanted: Ints) -> Ints | Floats:

@@ -89,11 +89,6 @@ def plan_run(
     if resumed_plan is not None:
         path, before = resumed_plan
         planned = {name: getattr(before, name) for name in PLANNED - settings.user_set}
-        if "accumulation_steps" in planned and before.accumulation_steps % ranks.micro_batches_at_once:
-            raise UserError(
-                f"{path}: an update of {before.accumulation_steps} micro-batches cannot be divided among "
-                f"{ranks.world_size} processes: start a number of them that divides it, or give --accumulation_steps"
-            )
         for name in IN_MICRO_BATCHES:
             # 0 would turn an interval off.
             if planned.get(name):

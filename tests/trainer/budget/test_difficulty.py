@@ -8,8 +8,7 @@ import pytest
 from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.helpers import write_texts
-from trainer.budget import difficulty
-from trainer.budget.difficulty import difficulty_of, mixture_loss, ngram_predictions, row_predictions
+from trainer.budget.difficulty import bigram_predictions, difficulty_of, mixture_loss, row_predictions
 
 
 def kneser_ney(trained, context, token, is_longest=True):
@@ -28,18 +27,16 @@ def kneser_ney(trained, context, token, is_longest=True):
     return (max(after.get(token, 0) - discount, 0) + discount * len(after) * lower) / sum(after.values())
 
 
-@pytest.mark.parametrize("order", [2, 3])
-def test_ngrams_predict_as_kneser_and_ney_say(monkeypatch, order):
-    monkeypatch.setattr(difficulty, "ORDER", order)
+def test_pairs_predict_as_kneser_and_ney_say():
     rng = np.random.default_rng(0)
     trained, evaluated = rng.integers(0, 9, 120), rng.integers(0, 9, 60)
     trained[7] = 8
-    contexts = [tuple(evaluated[max(i + 1 - order, 0) : i].tolist()) for i in range(60)]
+    contexts = [tuple(evaluated[max(i - 1, 0) : i].tolist()) for i in range(60)]
     wanted = [
-        kneser_ney(trained.tolist(), context, token, len(context) == order - 1)
+        kneser_ney(trained.tolist(), context, token, len(context) == 1)
         for context, token in zip(contexts, evaluated.tolist(), strict=True)
     ]
-    assert ngram_predictions(trained, evaluated) == pytest.approx(wanted)
+    assert bigram_predictions(trained, evaluated) == pytest.approx(wanted)
 
 
 def test_a_row_predicts_what_followed_the_same_tokens():

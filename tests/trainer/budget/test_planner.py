@@ -158,11 +158,10 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path
     monkeypatch.setattr(planner, "on_main", on_main)
     monkeypatch.setattr(planner, "wait_for_all_ranks", lambda ranks: nullcontext())
     monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (path, plan))
-    for n, steps in ((1, 6), (2, 3), (3, 2)):
+    # Of four ranks the resume warns that their updates have other rows.
+    for n, steps in ((1, 6), (2, 3), (3, 2), (4, 1)):
         resumed = planner.plan_run(settings, RunContext(Ranks(world_size=n), torch.device("cpu"), StopSignals()))
         assert (resumed.out_dir, resumed.accumulation_steps) == (str(tmp_path), steps)
-    with pytest.raises(UserError, match="6 micro-batches cannot be divided among 4 processes"):
-        planner.plan_run(settings, RunContext(Ranks(world_size=4), torch.device("cpu"), StopSignals()))
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
