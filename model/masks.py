@@ -64,8 +64,8 @@ def additive_mask(first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     The compiler vectorises a sum, but not a choice between two values by a bool.
     """
-    hidden = ~dense_mask(first)
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
+    visible = dense_mask(first)
+    return torch.full(visible.shape, float("-inf"), dtype=dtype, device=visible.device).masked_fill_(visible, 0.0)
 
 
 def cached_mask(
