@@ -65,7 +65,7 @@ def additive_mask(first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     The compiler vectorises a sum, but not a choice between two values by a bool.
     """
     visible = dense_mask(first)
-    return torch.full(visible.shape, float("-inf"), dtype=dtype, device=visible.device).masked_fill_(visible, 0.0)
+    return torch.full(visible.shape, float("-inf"), dtype=dtype, device=visible.device).masked_fill_(visible, 0)
 
 
 def cached_mask(
