@@ -1,6 +1,7 @@
 """FLOPs and memory of training a MiniMind; and how `--batch_size auto` splits an update to fit.
 
-One memory formula serves plans, `--batch_size auto` and a line before the run.
+One memory formula serves plans and a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
+largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
 An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the default of --batch_size. How
 it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of its run. Flags that count
@@ -18,14 +19,20 @@ import torch
 from common.errors import UserError
 from common.flags import MAX_INT
 from common.wording import counted
-from dataset.packing import RowPlan
+from dataset.batches import Batch
+from dataset.corpus import Corpus
+from dataset.loader import to_device
+from dataset.packing import RowPlan, Totals
 from model.config import ModelConfig, parameter_count
 from model.loss import chunk_rows
+from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.batching import Batching
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
-from trainer.machine.measure import available_memory, total_memory
+from trainer.machine.devices import autocast
+from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
 from trainer.machine.ranks import ONE_RANK, Ranks, min_over_ranks, on_main
+from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import file_of_resumed_run
 from trainer.settings import NONE
@@ -143,7 +150,7 @@ def refuse_too_large(config: ModelConfig, device: torch.device, ranks: Ranks, sh
 
 # ------------------------------------------------------------------------------------------------ --batch_size auto
 
-# share of the free memory that --batch_size auto takes
+# share of the free memory that --batch_size auto takes on a CPU
 SAFE_SHARE = 0.85
 
 
@@ -157,8 +164,8 @@ def why_not_divisible(config: ModelConfig) -> str:
 def resolve_batch_size(
     settings: PretrainSettings,
     stem: Path,
-    config: ModelConfig,
-    plan: RowPlan,
+    model: MiniMindLM,
+    corpus: Corpus,
     dtype: torch.dtype,
     device: torch.device,
     ranks: Ranks,
@@ -167,15 +174,25 @@ def resolve_batch_size(
     """Replace AUTO_ROWS by a number of rows, with the same updates. Returns (settings, lines for the user).
 
     A line reports the rows, another that micro-batches may need more memory than is free. stem: path of the run's files without
-    suffix. plan: of epoch 0. free: bytes, before the model was made. A collective.
+    suffix. free: bytes, before the model was made. A collective.
     """
     lines = []
+    plan = corpus.plan(0)
     # With auto a GPU may run eagerly: in a short run, or without Triton. So may a CPU, whose figure is then too low.
     compiled = settings.use_compile == "1" or (settings.use_compile == "auto" and device.type != "cuda")
 
     def needed(rows: int) -> float:
         rows = min(rows, plan.n_rows)
-        return training_bytes(config, rows, plan.T, settings, dtype, device, ranks, compiled)
+        return training_bytes(model.config, rows, plan.T, settings, dtype, device, ranks, compiled)
+
+    def fits(rows: int) -> bool:
+        """Tried on a GPU, by the formula elsewhere. A collective."""
+        if device.type != "cuda":
+            return free is None or needed(rows) <= SAFE_SHARE * free
+        first_rows = range(min(rows, plan.n_rows))
+        batch = corpus.assembler(rows)[plan.recipe(first_rows)]
+        own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype)
+        return min_over_ranks(ranks, float(own)) > 0
 
     if settings.batch_size == AUTO_ROWS:
         # Those of one rank, or of the ranks that share micro-batches
@@ -191,12 +208,11 @@ def resolve_batch_size(
             to_divide = math.gcd(update_rows, usual * settings.warmup_iters)
             # Ranks that share a micro-batch get equal parts of it.
             choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0 and n % ranks.sharing == 0]
-            if why_not_divisible(config) or not choices:
+            if why_not_divisible(model.config) or not choices:
                 choices = [usual]
-            room = math.inf if free is None else SAFE_SHARE * free
             rows = choices[0]
             # If not even the fewest rows fit, the run itself reports what helps.
-            while needed(rows) > room and (smaller := [choice for choice in choices if 2 * choice <= rows]):
+            while not fits(rows) and (smaller := [choice for choice in choices if 2 * choice <= rows]):
                 rows = smaller[0]
             why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
         steps = update_rows // rows
@@ -216,6 +232,40 @@ def resolve_batch_size(
             f"{device.type}: if memory runs out, {OUT_OF_MEMORY_ADVICE}"
         )
     return settings, lines
+
+
+def fits_gpu(model: MiniMindLM, batch: Batch, totals: Totals, device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether a GPU has the memory for a micro-batch within an update, and frees all that it took.
+
+    It runs eagerly, which takes no less than compiled code.
+    """
+    fitted = True
+    free, _ = torch.cuda.mem_get_info(device)
+    room = free + torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with torch.random.fork_rng(devices=[device]):
+        try:
+            # As in a later micro-batch of a later update: the optimiser's moments, and all gradients.
+            bytes_of_moments = STATE_BYTES // 2 * parameter_count(model.config)
+            moments = torch.empty(bytes_of_moments, dtype=torch.uint8, device=device)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            with autocast(device, dtype):
+                loss, _ = pretrain_loss(model, to_device(batch, device), totals)
+            loss.backward()
+            del moments, loss
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            fitted = False
+    # Windows falls back to main memory once the card's own is full: no error, but each update takes many times as long.
+    fitted = fitted and torch.cuda.max_memory_reserved(device) <= room
+    # After the block: within it the error holds the tensors that filled the memory.
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    # The peak in the log is that of the run.
+    torch.cuda.reset_peak_memory_stats(device)
+    return fitted
 
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:

@@ -81,11 +81,11 @@ def open_run(
         corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
         with wait_for_all_ranks(ranks):
             # Raises if there is nothing to train.
-            plan = corpus.plan(0)
+            corpus.plan(0)
         model.train()
 
         # From here on --batch_size is a number.
-        settings, lines = resolve_batch_size(settings, stem, model.config, plan, dtype, device, ranks, free)
+        settings, lines = resolve_batch_size(settings, stem, model, corpus, dtype, device, ranks, free)
         notices += lines
     return Parts(
         settings=settings,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from tests.helpers import assert_same_weights, train, write_corpus
+from model.model_minimind import MiniMindLM
+from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import command, train_pretrain
 from trainer.machine.ranks import Ranks
@@ -40,30 +41,33 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
 
 
 @pytest.mark.parametrize(
-    ("argv", "rows_of_epoch", "fit", "most", "wanted"),
+    ("argv", "rows_of_epoch", "fit", "tried", "wanted"),
     [
-        ((), MANY_ROWS, 256, 256, (256, 1)),
-        ((), MANY_ROWS, 100, 256, (64, 4)),
+        ((), MANY_ROWS, 256, [256], (256, 1)),
+        ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
         # 224 rows an update: odd numbers of rows divide them.
-        (("--accumulation_steps", "7"), MANY_ROWS, 100, 224, (56, 4)),
+        (("--accumulation_steps", "7"), MANY_ROWS, 100, [224, 112, 56], (56, 4)),
         # 100 micro-batches of 32 are 25 of 128, but no number of 256.
-        (("--warmup_iters", "100"), MANY_ROWS, 100, 128, (64, 4)),
+        (("--warmup_iters", "100"), MANY_ROWS, 100, [128, 64], (64, 4)),
         # An epoch of 100 rows never fills more.
-        ((), 100, 256, 64, (64, 4)),
+        ((), 100, 256, [64], (64, 4)),
         # Where nothing fits, the run itself ends with a line.
-        ((), MANY_ROWS, 0, 256, (1, 256)),
+        ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
     ],
 )
-def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(argv, rows_of_epoch, fit, most, wanted):
-    """fit: rows for which there is room, by the formula. most: rows of the largest candidate."""
-    plan, machine = SimpleNamespace(n_rows=rows_of_epoch, T=512), (torch.bfloat16, torch.device("cuda"), Ranks())
+def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, argv, rows_of_epoch, fit, tried, wanted):
+    trials = []
+    # Batches are their numbers of rows.
+    plan = SimpleNamespace(n_rows=rows_of_epoch, T=512, recipe=len, totals=lambda lo, hi: None)
+    corpus = SimpleNamespace(plan=lambda epoch: plan, assembler=lambda rows: range(MANY_ROWS))
+    model, gpu = SimpleNamespace(config=SIZE), torch.device("cuda")
+    monkeypatch.setattr(memory, "fits_gpu", lambda model, rows, *_: trials.append(rows) or rows <= fit)
     asked = PretrainSettings.parse(["--batch_size", "auto", *argv])
-    free = training_bytes(SIZE, fit, 512, asked, *machine, compiled=False) / memory.SAFE_SHARE
-    settings, (line, *_) = resolve_batch_size(asked, Path(), SIZE, plan, *machine, free)
-    assert (settings.batch_size, settings.accumulation_steps) == wanted
+    settings, (line,) = resolve_batch_size(asked, Path(), model, corpus, torch.bfloat16, gpu, Ranks(), None)
+    assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * asked.accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * asked.warmup_iters
-    assert (f"since {most} rows do not fit" in line) == (most > wanted[0])
+    assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
 
 AUTO_RUN = {"batch_size": "auto", "accumulation_steps": 2, "log_interval": 2, "eval_interval": 2}
@@ -73,6 +77,43 @@ AUTO_RUN |= {"warmup_iters": 4, "val_fraction": 0.1}
 @pytest.fixture
 def data(tmp_path):
     return write_corpus(tmp_path / "corpus.jsonl", 400)
+
+
+def fails_beyond(monkeypatch, most_rows):
+    """A GPU whose memory ends with the backward pass of more rows than these; gives the rows of each micro-batch."""
+    seen = []
+    losses_of = MiniMindLM.training_losses
+
+    def limited(model, input_ids, *arguments):
+        seen.append(len(input_ids))
+        loss, aux_loss = losses_of(model, input_ids, *arguments)
+        if len(input_ids) > most_rows:
+            loss.register_hook(out_of_memory)
+        return loss, aux_loss
+
+    def out_of_memory(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(MiniMindLM, "training_losses", limited)
+    return seen
+
+
+@pytest.mark.parametrize("recomputed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, capsys, recomputed):
+    """Reference: the run with the flags that it comes to, bit for bit: a trial leaves weights and random state as they were."""
+    given = {**AUTO_RUN, "data_path": data, "device": None, "max_updates": 4, "accumulation_steps": 4}
+    given |= {"gradient_checkpointing": recomputed, "dropout": 0.2}
+    with simulated_cuda():
+        seen = fails_beyond(monkeypatch, 32)
+        auto = train(out_dir=tmp_path / "auto", **given)
+        said = capsys.readouterr().out
+        assert seen[:3] == [128, 64, 32] and max(seen[3:]) <= 32
+        explicit = train(out_dir=tmp_path / "explicit", **{**given, "batch_size": 32})
+    line = "--batch_size auto: an update is 4 micro-batches of 32 rows, since 128 rows do not fit"
+    assert said.splitlines().count(line) == 1
+    assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (32, 4)
+    assert losses(auto) == losses(explicit)
+    assert_same_weights(auto, explicit)
 
 
 @pytest.mark.slow
