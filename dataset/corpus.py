@@ -13,12 +13,13 @@ from dataset.arrays import Ints
 from dataset.batches import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
+from dataset.quality.copies import rensa_library
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.file_kinds import notices_on_files
-from dataset.reading.settings import DEFAULTS, OFF, TextSettings
+from dataset.reading.settings import DEFAULTS, NEAR, OFF, TextSettings
 from dataset.shares import Source, group_sources
 from dataset.store.build import open_or_build
-from dataset.store.deduplicate import check_library, copies_among
+from dataset.store.deduplicate import copies_among
 from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -68,7 +69,9 @@ class Corpus:
         progress: bool = True,
     ) -> None:
         sources = group_sources(data_path)
-        check_library(deduplicate)
+        if deduplicate == NEAR:
+            # Before hours of work
+            rensa_library()
         open_store = partial(open_or_build, encoder=encoder, reading=reading, progress=progress)
         stores = [open_store(source.paths) for source in sources]
         self.sources = sources

@@ -40,7 +40,6 @@ def build_embedded_questions(path: str | Path = ROOT / "dataset" / "python_quest
 
 
 def _conversations() -> Iterator[JsonObject]:
-    """The conversations in a fixed order, with the questions on one name together."""
     for name, answer in answers().items():
         for phrasing in PHRASINGS:
             turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]

@@ -208,7 +208,6 @@ class Mixture:
         return self.make_plan(chosen, self._stream(i, number))
 
     def _stream(self, i: int, number: int) -> int:
-        """The random stream of a pass, or of an epoch, of a source."""
         return number * len(self.sources) + i
 
     def _arc(self, i: int, begin: int, length: int) -> Ints:

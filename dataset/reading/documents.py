@@ -172,7 +172,6 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[RawDocum
 
 
 def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
-    """The whole text file."""
     raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
     yield 1, too_long("text file, read whole without --split_text,") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
 

@@ -179,12 +179,10 @@ def choose_files(
 
 
 def _is_readme_or_license(file: Path) -> bool:
-    """True for a file that describes others and is no data itself."""
     return bool(re.match(r"readme(?![a-z])|(licen[cs]e|copying)\b|notice(\.\w+)?$", file.name, re.IGNORECASE))
 
 
 def _is_minified(file: Path) -> bool:
-    """True for a script of enormous lines."""
     if kind_of(file).suffix not in MINIFIED or file.stat().st_size <= MAX_SCRIPT_LINE:
         return False
     with file.open("rb") as script:

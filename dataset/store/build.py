@@ -255,7 +255,6 @@ def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> lis
 
 
 def _source_name(path: Path) -> str:
-    """The name of the data, as the first part of a folder's name."""
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name).strip("._")
     name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
     # File systems limit names to 255 bytes, a character may take four, and the suffixes take about fifty.
@@ -376,7 +375,6 @@ class StoreWriter:
         self.tokens += len(block.tokens)
 
     def _write(self, name: str, values: ArrayLike) -> None:
-        """Append an array of numbers to a file and to its digest."""
         self.files[name].write(np.ascontiguousarray(values).data)
 
     def finish(self, meta: dict[str, Any]) -> None:

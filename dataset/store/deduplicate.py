@@ -16,7 +16,7 @@ from common.errors import DataError
 from common.files import atomic_file, digest_of_json
 from common.wording import announce, counted
 from dataset.arrays import Bools
-from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version, rensa_library
+from dataset.quality.copies import NO_EARLIER, Copies, exact_copies, near_copies, near_copies_version
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
@@ -75,12 +75,6 @@ def _near_or_exact(first: TokenStore, texts: Iterator[str], exact: Copies, finge
     with atomic_file(folder / name) as file:
         np.savez(file, is_copy=is_copy)
     return is_copy
-
-
-def check_library(method: str) -> None:
-    """Errors: DataError if near copies need a library that is missing, reported before hours of work."""
-    if method == NEAR:
-        rensa_library()
 
 
 def stored_texts(

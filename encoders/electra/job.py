@@ -19,7 +19,6 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
-from dataset.store.deduplicate import check_library
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
 from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
@@ -92,8 +91,6 @@ class ElectraJob(Job):
             # The same seed on all ranks, so that all start with the same weights.
             seed_everything(settings.seed)
             self.data_path = settings.data_path or [str(build_embedded_corpus())]
-            # Before the vocabulary is trained, which takes a while.
-            check_library(settings.deduplicate)
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             # Training and held-out text. The plans of a Corpus are for language models and not used here.

@@ -38,19 +38,17 @@ ENTAILMENT = ("entailment", "not_entailment")
 PAIR = ("sentence1", "sentence2")
 ACCURACY = ("accuracy",)
 AND_F1 = ("accuracy", "f1")
-QUESTIONS = ("question1", "question2")
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
 # Diagnostic sentences, a test for models of MNLI. Their folder depends on the archive.
 AX = (("AX", "../diagnostic/diagnostic.tsv"), ("AX", "../AX/test.tsv"), ("AX", "../AX/AX.tsv"))
 TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), *AX)
 NLI = ("contradiction", "entailment", "neutral")
-COLA = ("source", "label", "star", "sentence")
 TASKS = {
-    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA),
+    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=("source", "label", "star", "sentence")),
     "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY),
     "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, AND_F1),
     "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10),
-    "qqp": Task("QQP", QUESTIONS, "is_duplicate", BINARY, AND_F1, skip_short_lines=True),
+    "qqp": Task("QQP", ("question1", "question2"), "is_duplicate", BINARY, AND_F1, skip_short_lines=True),
     "mnli": Task("MNLI", PAIR, "gold_label", NLI, ACCURACY, dev=SPLITS, test=TESTS),
     "qnli": Task("QNLI", ("question", "sentence"), "label", ENTAILMENT, ACCURACY),
     "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10),

@@ -1,14 +1,11 @@
-"""Both trainers on a machine with one GPU, which simulated_cuda.py plays, and under the rules of Windows for open files."""
+"""Both trainers on a machine with one GPU, which simulated_cuda.py plays."""
 
-import pytest
 import torch
 
 from tests.encoders.electra.test_command import train
 from tests.encoders.electra.test_examples import write_lines, write_vocab
 from tests.encoders.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from tests.trainer.saving.test_open_files import check
-from tests.trainer.saving.test_open_files import renames as renames  # noqa: F401 - a fixture
 
 
 def test_electra_starts_and_ends_there(tmp_path):
@@ -24,14 +21,3 @@ def test_fine_tuning_starts_and_ends_there(tmp_path):
     with simulated_cuda() as cuda:
         fine_tune(place, tmp_path / "gpu", device="cuda", epochs=1)
     assert cuda.chosen[0] == 0 and cuda.mode.asked > 0
-
-
-@pytest.mark.slow
-def test_electra_and_glue_rename_nothing_that_is_open(tmp_path, renames):  # noqa: F811 - the fixture
-    data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
-    for _ in range(2):
-        train(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "electra", max_steps=2)
-    place = make_place(tmp_path / "place")
-    for _ in range(2):
-        fine_tune(place, tmp_path / "glue", epochs=1, overwrite_output_dir=1)
-    check(renames, ["discriminator", "generator", "eval_results.json", "model"])
