@@ -25,16 +25,7 @@ from dataset.reading.arrow_files import find_values, text_of_value
 from dataset.reading.chat_forms import Shape, shape_of
 from dataset.reading.conversations import CONVERSATION, Notes, add_notes, conversation_text
 from dataset.reading.csv_files import find_rows
-from dataset.reading.faults import (
-    BadLine,
-    BadLines,
-    Fault,
-    RawDocument,
-    refuse_other_content,
-    skip_or_raise,
-    text_of,
-    too_long,
-)
+from dataset.reading.faults import BadLine, BadLines, Fault, RawDocument, skip_or_raise, text_of, too_long
 from dataset.reading.file_kinds import CORPORA, kind_of
 from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS, SAMPLE
@@ -142,7 +133,7 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
     done = 0
     # stream: decompressed bytes. file: the file on disk, whose position shows progress.
     with open_stream(path, kind.compression) as (stream, file):
-        refuse_other_content(stream.peek(64)[:64], path)
+        faults.refuse_other_content(stream.peek(64)[:64], path)
         for line, raw in find(stream, str(path), text_field):
             raw_documents.append((line, raw))
             if isinstance(raw, bytes):

@@ -10,9 +10,6 @@ from common.errors import DataError, optional_package
 from common.files import digest_of_json, file_digest, file_lock, rename
 from common.wording import announce, one_line
 
-# fsspec's AbstractFileSystem, which is untyped
-FileSystem = Any
-
 # the package that fsspec needs for each scheme
 SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 # Timeout of a web server that sends nothing; a whole file has none.
@@ -50,7 +47,7 @@ def fetch(address: str, cache: Path) -> Path:
         raise DataError(f"{one_line(address)}: cannot be read ({reason})") from None
 
 
-def _file_system(scheme: str) -> FileSystem:
+def _file_system(scheme: str) -> Any:
     """The fsspec file system of a scheme. Errors: DataError that names a missing package."""
     package = SCHEMES[scheme]
     optional_package(package, f"to read {scheme}:// addresses")
@@ -66,7 +63,7 @@ def _file_system(scheme: str) -> FileSystem:
 
 
 # fsspec's own cache misses changes of a file behind http://.
-def _download(system: FileSystem, address: str, folder: Path) -> Path:
+def _download(system: Any, address: str, folder: Path) -> Path:
     """Errors: those of the file system's library; OSError."""
     size, tags = version = _version(system, address)
     copy = folder / digest_of_json([address, *version])[:16] / Path(urlsplit(address).path).name
@@ -97,7 +94,7 @@ def _download(system: FileSystem, address: str, folder: Path) -> Path:
     return copy
 
 
-def _version(system: FileSystem, address: str) -> tuple[int | None, list[str]]:
+def _version(system: Any, address: str) -> tuple[int | None, list[str]]:
     """(size, list of at most one version tag) of a file as it is now; None and [] if the server reports none."""
     system.invalidate_cache()
     info = system.info(address)

@@ -94,14 +94,9 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
         # Otherwise a model that does not fit the last task would fail after the training of the others.
         on_main(ranks, lambda: [init_model(settings, data.task, model, data.tokenizer) for data in tasks] and None)
         lock_files(ranks, *(out / name / name for name in folders))
-
-        def make_room() -> None:
-            for name in folders:
-                for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS):
-                    remove(path)
-
         if not settings.from_resume:
-            on_main(ranks, make_room)
+            earlier = [path for name in folders for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS)]
+            on_main(ranks, lambda: list(map(remove, earlier)))
     if ignored_flags := settings.ignored_flags():
         say(f"ignored, since they have no effect here: {', '.join(ignored_flags)}")
     absent = [TASKS[name].folder for name in TASKS if name not in folders]
