@@ -5,9 +5,8 @@ tokenizer and the options, so that an old store is never used after an edit or w
 
 Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
 and the options only: block boundaries follow from the content of the files, and results are appended in block order,
-whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
-that holds the lock of that name, which first removes the remains of killed builds of this source and of others. A
-rename makes it a store once it is complete and on disk.
+whichever process made them. An unfinished store is in a folder named after the source alone, of the process that holds
+the lock of that name. A rename makes it a store once it is complete and on disk.
 
 `hashes.json` beside the stores caches the SHA-256 of each unchanged data file. A wrong digest in it would give the data
 another identity, so it has a digest of its own.

@@ -26,12 +26,6 @@ def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line
 def test_a_run_can_note_what_each_source_gives(tmp_path, encoder):
     """Reference: the lengths of the documents that the epoch's plan has, counted one by one."""
     first, second = (write_texts(tmp_path / f"{i}.jsonl", [f"document {i}"]) for i in range(2))
-    alone = Corpus([first, second], encoder, max_seq_len=16, seed=0, progress=False)
-    (source,) = alone.sources_of_epoch(0)
-    of_all = [int(n) - 1 for n in np.diff(alone.store.offsets[:])]
-    whole = {"share": 1.0, "tokens": sum(of_all), "documents": len(of_all), "passes": 1.0}
-    assert source == {"paths": [first, second], **whole}
-
     mixed = Corpus([f"{first}:0.25", f"{second}:0.75"], encoder, max_seq_len=16, seed=0, progress=False)
     sources = mixed.sources_of_epoch(0)
     assert [source["paths"] for source in sources] == [[first], [second]]
