@@ -4,8 +4,6 @@ import itertools
 import os
 import shutil
 import subprocess
-import threading
-import time
 
 import pytest
 import torch
@@ -79,30 +77,6 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
         assert path is not None and ("evaluated" in load_checkpoint(path)) == ((number, after) >= (2, True))
         save(checkpoints, 1)
         assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
-
-
-def test_saves_never_overlap(tmp_path, monkeypatch):
-    """The second waits for the first; the training thread goes on meanwhile."""
-    running, most, write = [], [], Checkpoints._write
-    has_returned = threading.Event()
-
-    def slow(self, *arguments):
-        running.append(threading.current_thread())
-        most.append(len(running))
-        assert has_returned.wait(60)
-        time.sleep(0.05)
-        write(self, *arguments)
-        running.pop()
-
-    monkeypatch.setattr(Checkpoints, "_write", slow)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state(1), 1, write_weights=print)
-    assert checkpoints.is_writing()
-    has_returned.set()
-    for update in (2, 3):
-        checkpoints.save(state(update), update, write_weights=print)
-    checkpoints.wait()
-    assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
 
 
 def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
