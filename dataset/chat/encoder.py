@@ -63,9 +63,13 @@ class ChatEncoder(DocumentEncoder):
         super().__init__(tokenizer)
         # {token: its id}: special tokens, and marks of the template that minimind3 and Qwen do not call special
         self.special: dict[str, int] = {}
+        version = 2
         for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special or re.fullmatch(r"</?(think|tool_call|tool_response)>", str(token)):
+            is_mark = re.fullmatch(r"</?(think|tool_call|tool_response)>", str(token))
+            if token.special or is_mark:
                 self.special[str(token)] = token_id
+            if is_mark and not token.special:
+                version = 3
         # Generation ends at the tokenizer's EOS.
         if tokenizer.chat_template not in OUR_TEMPLATES or tokenizer.eos_token != EOS or BOS not in self.special:
             raise ValueError(
@@ -80,8 +84,8 @@ class ChatEncoder(DocumentEncoder):
         self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
         header = tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS)).tolist())
         self.answer_marks = (self.special[BOS], self.special[EOS], header)
-        # The number is raised when the same conversation would get other ids.
-        self.fingerprint = hashlib.sha256(f"chat 3 {MARKED_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
+        # version 2: answers that are not trained are marked; 3: marks that are not special count
+        self.fingerprint = hashlib.sha256(f"chat {version} {MARKED_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     def encode_in_parts(self, text: str) -> Iterator[Ints]:
         """The ids of one conversation. Answers that are not trained are marked, see the top of this file."""
