@@ -175,7 +175,15 @@ def fused_logits(
     for number, layer in enumerate(model.fused_layers):
         x = layer(x, cache, number, cos, sin, mask)
     norm = Norm(model.model.norm.weight, model.config)
-    return F.linear(norm(x), model.lm_head.weight)
+    return product(norm(x), model.lm_head.weight)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """F.linear of x [B, I] and weight [O, I]."""
+    if len(x) == 1 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
+        # F.linear would rearrange the weight, which takes longer than to read it.
+        return torch.mv(weight, x[0]).unsqueeze(0)
+    return F.linear(x, weight)
 
 
 class Norm:
@@ -229,7 +237,7 @@ class FusedLayer:
         """x [B, H] fp32 -> [B, H] fp32. number: of the layer. cos, sin [B, 1, D]. mask: bool [B, 1, 1, keys] or None."""
         B = len(x)
         n_qk = self.n_heads + self.n_key_heads
-        qkv = F.linear(self.input_norm(x), self.qkv).view(B, n_qk + self.n_key_heads, self.head_dim)
+        qkv = product(self.input_norm(x), self.qkv).view(B, n_qk + self.n_key_heads, self.head_dim)
         qk, v = qkv.split((n_qk, self.n_key_heads), dim=1)
         if self.qk_norm:
             qk = self.qk_norm(qk.float())
@@ -239,10 +247,10 @@ class FusedLayer:
         # The query heads of a group are to attention like queries at several positions.
         grouped = q.reshape(B, self.n_key_heads, -1, self.head_dim)
         y = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-        x = x + F.linear(y.reshape(B, -1), self.o)
+        x = x + product(y.reshape(B, -1), self.o)
         normed = self.mlp_norm(x)
         if not isinstance(self.mlp, FeedForward):
             y, _ = self.mlp(normed.unsqueeze(1))
             return x + y.squeeze(1)
-        gate, up = F.linear(normed, self.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate).mul_(up), self.down)
+        gate, up = product(normed, self.gate_up).chunk(2, dim=-1)
+        return x + product(F.silu(gate).mul_(up), self.down)
