@@ -87,8 +87,11 @@ CHAT = --hidden_size 192 --num_hidden_layers 4 --optimizer muon --lr_schedule li
 # Half a pass over the text is enough. The weights have their own name: others in out/ may be half-trained or have another tokenizer.
 BASE = --batch_size 8 --max_updates 150 $(RATES) --save_weight chat_base
 
+# Also without bfloat16, where it takes longer to pay; not on a Mac's GPU, where nobody has tried it
+COMPILE = $(if $(filter Darwin,$(shell uname)),,--use_compile 1)
+
 # Memorises a megabyte of questions, with high learning rates
-ANSWERS = --batch_size 4 --epochs 6 --learning_rate 2e-3 --use_compile 1 --save_interval 500 --from_weight chat_base
+ANSWERS = --batch_size 4 --epochs 6 --learning_rate 2e-3 $(COMPILE) --save_interval 500 --from_weight chat_base
 
 # --from_resume 1 continues an interrupted run and leaves a finished one as it is.
 # make chat ARGS="--from_resume 0" fine-tunes again.

@@ -1,13 +1,12 @@
-"""Text from a MiniMind model, a position of all rows at a time.
+"""Generates text with a MiniMind model: a token of each row in each pass.
 
     rows = decode(model, [[1, 320, 1087]], Sampling(max_new_tokens=100, temperature=0.8, top_p=0.9), end_ids=[2])
 
 Prompts run through the model's own forward pass, which fills a cache of a fixed size. So do the tokens after them, unless
-`fuse(model)` was called: then `FusedLayer` computes the same with a third of the operations. A position of a small model takes
-as long as its calls, not as its arithmetic.
+`fuse(model)` was called: then `FusedLayer` computes the same, up to rounding, with half as many operations. A token of a small
+model takes as long as their launches, not as the arithmetic.
 
-Shape letters: B rows, T positions of the longest prompt, S of it and its continuation, H hidden, I intermediate, V vocabulary,
-D head dimension, N query heads, G key/value heads.
+Shape letters: B rows, T positions of the longest prompt, S of it and its continuation, H hidden, V vocabulary, D head dimension.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -52,64 +51,73 @@ def decode(
     """Continue prompts of one or more ids, each until one of end_ids, which it then ends in, or by max_new_tokens.
 
     Draws from torch's global random generator. A row that has ended is computed on, for on_tokens too, while others have not.
-    The model is in eval mode. Autocast applies, except to a fused model.
+    The model is in eval mode. Errors: ValueError for logits that are NaN.
     """
     device = model.lm_head.weight.device
     T = max(map(len, prompts))
     S = T + sampling.max_new_tokens
+    # Prompts end in the same column: shorter ones are padded on the left.
     n_padding = [T - len(prompt) for prompt in prompts]
-    prompt_ids = [[0] * n + list(prompt) for n, prompt in zip(n_padding, prompts, strict=True)]
-    ids = torch.tensor(prompt_ids, device=device)
+    ids = torch.tensor([[0] * n + list(prompt) for n, prompt in zip(n_padding, prompts, strict=True)], device=device)
     columns = torch.arange(S, device=device)
-    starts = torch.tensor(n_padding, device=device).unsqueeze(1)
-    position_ids = (columns - starts).clamp(min=0)  # [B, S]
-    is_text = columns >= starts if any(n_padding) else None
+    padding = torch.tensor(n_padding, device=device).unsqueeze(1)
+    position_ids = (columns - padding).clamp(min=0)  # [B, S]
+    is_text = columns >= padding if any(n_padding) else None
+    # A single query that sees every key before it needs no mask. A field of the config may hide keys, see `first_keys`.
     sees_all = not any(n_padding) and not first_keys(model.config, columns).any()
     seen = torch.zeros(len(prompts), model.config.vocab_size, dtype=torch.bool, device=device)
-    for row, prompt in zip(seen, prompts, strict=True):
-        row[list(prompt)] = True
+    for of_row, prompt in zip(seen, prompts, strict=True):
+        of_row[list(prompt)] = True
     cache = StaticCache(model.config, len(prompts), S)
-    tables = [table.squeeze(1) for table in rope_tables(model.config, position_ids)]  # cos, sin: each [B, S, D]
+    cos, sin = (table.squeeze(1) for table in rope_tables(model.config, position_ids))  # each [B, S, D]
+    half = model.config.head_dim // 2
+    # x * cos + roll(x) * sin is then `model_minimind.rotate`.
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 
     rows: list[list[int]] = [[] for _ in prompts]
     ended: set[int] = set()
+    # A pass takes the columns from start to end, the prompts first, and draws the tokens of column `end`.
     for end in range(T, S):
         start = cache.length
         fused = model.fused_layers if start else None
-        padding = None if is_text is None else is_text[:, :end]
-        mask = None if fused and sees_all else cached_mask(model.config, columns[start:end], cache, padding)
+        known = None if is_text is None else is_text[:, :end]
+        mask = None if fused and sees_all else cached_mask(model.config, columns[start:end], cache, known)
         if fused:
-            logits = fused_logits(model, ids, cache, [table[:, start:end] for table in tables], mask)
+            logits = fused(ids, cache, cos[:, start:end], sin[:, start:end], mask)
         else:
             logits = model.next_logits(ids, position_ids[:, start:end], mask, cache)
         cache.length = end
         if sampling.repetition_penalty != 1:
+            if start:
+                seen.scatter_(1, ids, True)
             logits = penalised(logits, seen, sampling.repetition_penalty)
         tokens = draw(logits, sampling)
         if on_tokens:
             on_tokens(tokens, logits)
         ids = tokens.unsqueeze(1)
-        seen.scatter_(1, ids, True)
-        for number, token in enumerate(tokens.tolist()):
-            if number not in ended:
-                rows[number].append(token)
+        for row, token in enumerate(tokens.tolist()):
+            if row not in ended:
+                rows[row].append(token)
                 if token in end_ids:
-                    ended.add(number)
+                    ended.add(row)
         if len(ended) == len(rows):
             break
     return rows
 
 
 def penalised(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Logits [B, V] of which those of seen tokens (bool [B, V]) are less likely, https://arxiv.org/abs/1909.05858 section 4.1.
+    """Logits [B, V], those of seen tokens (bool [B, V]) divided by `penalty`; https://arxiv.org/abs/1909.05858, section 4.1.
 
-    As in transformers: negative logits, which that division would make more likely, are multiplied.
+    A negative one, which that would make likelier, is multiplied, as in transformers.
     """
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def draw(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """logits [B, V] -> a token of each row [B], from transformers' distributions: temperature first, then top_k, then top_p."""
+    """logits [B, V] -> a token of each row [B], from transformers' distributions: temperature first, then top_k, then top_p.
+
+    Of equally likely tokens at the edge of top_p all may be drawn, where transformers leaves some out. Errors: ValueError for NaN.
+    """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     logits = logits.float() / sampling.temperature
@@ -117,24 +125,30 @@ def draw(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         least = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
     probabilities = logits.softmax(dim=-1)
-    # The likeliest tokens that reach top_p together: one drawn from all tokens is among them with this probability or more, and
-    # to draw again takes less time than to sort the vocabulary.
-    tokens = draw_any(probabilities)
+    # top_p keeps the likeliest tokens that reach it together. One drawn from all is among them with a probability of at least
+    # top_p: to draw again is mostly enough, and faster than to sort the vocabulary.
+    is_kept = torch.zeros_like(probabilities[:, :1], dtype=torch.bool)
+    tokens = torch.zeros_like(is_kept, dtype=torch.long)
     for _ in range(TRIES):
+        tokens = torch.where(is_kept, tokens, draw_any(probabilities))
         likelier = probabilities > probabilities.gather(1, tokens)
-        is_in = (probabilities * likelier).sum(dim=-1, keepdim=True) < sampling.top_p
-        if is_in.all():
+        is_kept = (probabilities * likelier).sum(dim=-1, keepdim=True) < sampling.top_p
+        if is_kept.all():
             return tokens.squeeze(1)
-        tokens = torch.where(is_in, tokens, draw_any(probabilities))
     likely, ids = probabilities.sort(descending=True)
     before = likely.cumsum(dim=-1) - likely
-    tokens_in = ids.gather(1, draw_any(likely * (before < sampling.top_p)))
-    return torch.where(is_in, tokens, tokens_in).squeeze(1)
+    tokens_kept = ids.gather(1, draw_any(likely * (before < sampling.top_p)))
+    return torch.where(is_kept, tokens, tokens_kept).squeeze(1)
 
 
 def draw_any(weights: torch.Tensor) -> torch.Tensor:
-    """A column of each row [B, 1], in proportion to weights [B, columns]; torch.multinomial draws a number for each weight."""
+    """A column of each row [B, 1], in proportion to weights [B, columns]; torch.multinomial draws a number for each weight.
+
+    Errors: ValueError for NaN.
+    """
     sums = weights.cumsum(dim=-1)
+    if sums[:, -1].isnan().any():
+        raise ValueError("the model's logits are NaN: its weights are damaged, or too large for this precision")
     # Above 0, so that no column of weight 0 is found.
     share = 1 - torch.rand(len(sums), 1, device=sums.device)
     return torch.searchsorted(sums, share * sums[:, -1:])
@@ -144,13 +158,14 @@ def draw_any(weights: torch.Tensor) -> torch.Tensor:
 
 
 def fuse(model: MiniMindLM) -> None:
-    """From now on `decode` runs `FusedLayer`s; without effect for a model whose products are not plain, such as with adapters.
+    """From now on `decode` runs fused layers; without effect if a product is not plain, such as with adapters or hooks.
 
-    The model's weights become views of the joined ones: they take no more memory, and training them would be slower.
+    Call it again after `model.to(...)`: the layers hold the weights that they found, of which the model's become views, so that
+    they take no more memory.
     """
-    products = [module for module in model.model.modules() if isinstance(module, nn.Linear)]
+    products = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
     if all(map(is_plain, products)):
-        model.fused_layers = [FusedLayer(block, model.config) for block in model.model.layers]
+        model.fused_layers = FusedLayers(model)
 
 
 def joined(*linears: nn.Linear) -> torch.Tensor:
@@ -162,24 +177,8 @@ def joined(*linears: nn.Linear) -> torch.Tensor:
     return weight
 
 
-def fused_logits(
-    model: MiniMindLM, ids: torch.Tensor, cache: StaticCache, tables: Sequence[torch.Tensor], mask: torch.Tensor | None
-) -> torch.Tensor:
-    """`MiniMindLM.next_logits` of one position, ids [B, 1], by the fused layers. tables: cos and sin of it, each [B, 1, D]."""
-    cos, sin = tables
-    half = sin.shape[-1] // 2
-    # x * cos + roll(x) * sin is then `model_minimind.rotate`.
-    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-    x = model.model.embed_tokens(ids[:, 0]).float()
-    assert model.fused_layers is not None
-    for number, layer in enumerate(model.fused_layers):
-        x = layer(x, cache, number, cos, sin, mask)
-    norm = Norm(model.model.norm.weight, model.config)
-    return product(norm(x), model.lm_head.weight)
-
-
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """F.linear of x [B, I] and weight [O, I]."""
+    """F.linear of x [B, inputs] and weight [outputs, inputs]."""
     if len(x) == 1 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
         # F.linear would rearrange the weight, which takes longer than to read it.
         return torch.mv(weight, x[0]).unsqueeze(0)
@@ -201,6 +200,26 @@ class Norm:
         """x [..., size] fp32 -> [..., size] in the dtype of the weight"""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * torch.addcmul(self.eps, length, length).rsqrt() * self.scale).to(self.dtype)
+
+
+class FusedLayers:
+    """`MiniMindLM.next_logits` of one position."""
+
+    def __init__(self, model: MiniMindLM) -> None:
+        self.embed = model.model.embed_tokens
+        self.layers = [FusedLayer(block, model.config) for block in model.model.layers]
+        self.norm = Norm(model.model.norm.weight, model.config)
+        self.head = model.lm_head.weight
+
+    def __call__(
+        self, ids: torch.Tensor, cache: StaticCache, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """ids [B, 1] -> logits [B, V]. cos, sin [B, 1, D], the first half of sin negative. mask: bool [B, 1, 1, keys], None: every
+        key is visible."""
+        x = self.embed(ids[:, 0]).float()
+        for number, layer in enumerate(self.layers):
+            x = layer(x, cache, number, cos, sin, mask)
+        return product(self.norm(x), self.head)
 
 
 class FusedLayer:
@@ -234,7 +253,7 @@ class FusedLayer:
         sin: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """x [B, H] fp32 -> [B, H] fp32. number: of the layer. cos, sin [B, 1, D]. mask: bool [B, 1, 1, keys] or None."""
+        """x [B, H] fp32 -> [B, H] fp32. number: of the layer. The rest: see FusedLayers."""
         B = len(x)
         n_qk = self.n_heads + self.n_key_heads
         qkv = product(self.input_norm(x), self.qkv).view(B, n_qk + self.n_key_heads, self.head_dim)

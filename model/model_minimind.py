@@ -235,8 +235,8 @@ class MiniMindLM(nn.Module):
 
     # set by `compile_training`
     compiled_backend: CompiledBackend | None = None
-    # `FusedLayer`s, set by `decoding.fuse`
-    fused_layers: list[Any] | None = None
+    # `FusedLayers`, set by `decoding.fuse`
+    fused_layers: Callable[..., torch.Tensor] | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -6,9 +6,10 @@ from model.config import ModelConfig
 
 
 class StaticCache:
-    """Keys and values of each layer, keys first [B, 2G, S, D], of which the first `length` positions are filled.
+    """Keys and values of each layer [B, 2G, S, D], G heads of keys before G of values, of which `length` positions are filled.
 
-    `update` and `get_mask_sizes` are those of transformers' caches.
+    `update` writes behind them. The caller raises `length` when all layers have done so. The methods have the signatures of
+    transformers' caches. B rows, G key/value heads, S positions at most, D head dimension.
     """
 
     def __init__(self, config: ModelConfig, rows: int, positions: int) -> None:
@@ -18,17 +19,13 @@ class StaticCache:
         self.length = 0
 
     def update(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add k and v of the next positions, [B, G, their number, D]; returns those of all positions so far."""
+        """Add k and v of the next positions, [B, G, their number, D]; returns those of all so far."""
         if layer == len(self.layers):
-            # now that their precision is known
+            # here, where the dtype is known
             self.layers.append(k.new_zeros(self.shape))
         end = self.length + k.shape[2]
         self.layers[layer][:, : self.n_key_heads, self.length : end] = k
         self.layers[layer][:, self.n_key_heads :, self.length : end] = v
-        return self.filled(layer, end)
-
-    def filled(self, layer: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of the positions before `end`, both [B, G, end, D]."""
         k, v = self.layers[layer][:, :, :end].split(self.n_key_heads, dim=1)
         return k, v
 

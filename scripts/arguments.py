@@ -16,11 +16,10 @@ temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, 
 
 
 def weight_of(flag: str | None) -> str:
-    """What --weight names, or its default, which a line tells: out/pretrain_512.pth, or if it is not there the newest in out/."""
+    """What --weight names, or the newest weights in out/, which a line then names."""
     if flag is not None:
         return flag
-    newest = None if DEFAULT_WEIGHT.exists() else newest_weight(DEFAULT_WEIGHT.parent)
-    weight = relative_to_cwd(newest or DEFAULT_WEIGHT)
+    weight = relative_to_cwd(newest_weight(DEFAULT_WEIGHT.parent) or DEFAULT_WEIGHT)
     announce(f"weights: {weight} (--weight names others)", to_stderr=True)
     return str(weight)
 
@@ -30,8 +29,7 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",
-        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: out/pretrain_512.pth, or else "
-        "the newest in out/)",
+        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: the newest in out/)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best available)")

@@ -1,7 +1,7 @@
 """Shared by the scripts: loading a model, its tokenizer, and an encoder for prompts as in training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -103,12 +103,16 @@ def load_model(weight: str | Path, with_interface: bool = True) -> "LanguageMode
     if not path.exists():
         raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
     if not path.is_dir():
-        model_class = MiniMindLM
+        minimind: LanguageModel
         if with_interface:
+            from transformers import GenerationConfig
+
             from model.hf import MiniMindForCausalLM
 
-            model_class = MiniMindForCausalLM
-        minimind = model_class.from_pth(path)
+            minimind = MiniMindForCausalLM.from_pth(path)
+            minimind.generation_config = GenerationConfig(eos_token_id=listed_end_ids(minimind))
+        else:
+            minimind = MiniMindLM.from_pth(path)
         setattr(minimind.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
         return minimind
     if not (path / "config.json").exists():
@@ -153,16 +157,17 @@ def note_untrained(config: "LanguageConfig", positions: int) -> None:
         announce(line, to_stderr=True)
 
 
+def listed_end_ids(model: MiniMindLM) -> list[int] | None:
+    """The end tokens in the config of a .pth. A single one may be just the default: the tokenizer's counts."""
+    eos_ids: Any = model.config.eos_token_id
+    return eos_ids if isinstance(eos_ids, list) else None
+
+
 def end_ids(model: "LanguageModel", eos_id: int | None) -> list[int]:
     """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
     ids = [] if eos_id is None else [eos_id]
-    if isinstance(model, MiniMindLM):
-        configured: Any = model.config.eos_token_id
-        if not isinstance(configured, list):
-            # It may be just the config's default: the tokenizer's counts.
-            return ids
-    else:
-        configured = model.generation_config.eos_token_id
+    settings: Any = getattr(model, "generation_config", None)
+    configured: Any = settings.eos_token_id if settings else listed_end_ids(cast(MiniMindLM, model))
     for token_id in configured if isinstance(configured, list) else [configured]:
         # GPT-2s with another vocabulary keep the original's 50256.
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):

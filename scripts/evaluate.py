@@ -46,6 +46,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
 from model.config import IGNORE
 from model.decoding import Sampling
+from model.model_minimind import MiniMindLM
 from scripts.arguments import evaluate_parser, weight_of
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import generate
@@ -272,23 +273,26 @@ def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
-    # (conversation, ids of its prompt, maximum of new ids)
+    # Only the tokenizer of a model with trained thoughts has this template, see `tokenizer_of`.
+    more = THOUGHT_TOKENS if tokenizer.chat_template == CHAT_TEMPLATE else MORE_TOKENS
+    # (conversation, ids of its prompt, max_new_tokens)
     questions: list[tuple[dict[str, Any], list[int], int]] = []
     for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
         *turns, last = conversation["messages"]
         ids = chat.chat_prompt_ids(turns, conversation.get("tools", []))
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
-        # Only the tokenizer of a model with trained thoughts has this template, see `tokenizer_of`.
-        more = THOUGHT_TOKENS if tokenizer.chat_template == CHAT_TEMPLATE else MORE_TOKENS
         max_new_tokens = len(whole) - len(ids) + more
         # Calls alone have no sentence to compare.
         is_answer = last["role"] == "assistant" and last["content"].strip()
         if is_answer and len(ids) + max_new_tokens <= max_positions(model.config):
             questions.append((conversation, ids, max_new_tokens))
     right: list[bool] = []
-    for first in range(0, len(questions), QUESTIONS_AT_ONCE):
-        batch = questions[first : first + QUESTIONS_AT_ONCE]
-        sampling = Sampling(max_new_tokens=max(most for *_, most in batch), temperature=0.0, top_p=1.0)
+    # transformers continues one after the other.
+    size = QUESTIONS_AT_ONCE if isinstance(model, MiniMindLM) else 1
+    for first in range(0, len(questions), size):
+        batch = questions[first : first + size]
+        room = max_positions(model.config) - max(len(ids) for _, ids, _ in batch)
+        sampling = Sampling(max_new_tokens=min(max(most for *_, most in batch), room), temperature=0.0, top_p=1.0)
         replies = generate(model, tokenizer, [ids for _, ids, _ in batch], sampling)
         for (conversation, _, most), reply in zip(batch, replies, strict=True):
             *turns, last = conversation["messages"]

@@ -263,7 +263,14 @@ def verdict(difference: float, positions: int, what: str) -> str:
 # -------------------------------------------------------------------------------------------------- the model card
 
 # Flags in the card: of the training, and others that shape what is learned; none that names files, hosts or accounts.
-SHAPING = (*flags_of(TrainingSettings), "max_seq_len", "init_scheme", "dtype", "val_fraction")
+NOT_SHAPING = {"from_resume", "max_bad_updates"}
+SHAPING = (
+    *[flag for flag in flags_of(TrainingSettings) if flag not in NOT_SHAPING],
+    "max_seq_len",
+    "init_scheme",
+    "dtype",
+    "val_fraction",
+)
 
 
 def write_model_card(

@@ -1,4 +1,4 @@
-"""Models of others, in folders that transformers loads, and text from them by its `generate`."""
+"""Models in folders, which transformers loads, and text from them by its `generate`."""
 
 from collections import deque
 from pathlib import Path
@@ -37,7 +37,7 @@ def load_foreign_model(path: Path) -> PreTrainedModel:
         if keys := faults[what]:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
     eos: Any = generation_fields.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=eos if isinstance(eos, list) else [eos])
+    model.generation_config = GenerationConfig(eos_token_id=eos)
     return model.eval()
 
 
@@ -82,8 +82,7 @@ def generate_foreign(
 ) -> list[int]:
     """`model.decoding.decode` of one prompt, by transformers."""
     prompt = torch.tensor([ids], device=model.device)
-    # Greedy decoding names them too: the model's own generation settings would warn that they have no effect.
-    drawing: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
+    drawing: dict[str, Any] = {}
     if sampling.temperature > 0:
         drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     listener = Listener(on_tokens) if on_tokens else None

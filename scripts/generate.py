@@ -212,12 +212,13 @@ def generate(
     sampling: Sampling,
     on_tokens: OnTokens | None = None,
 ) -> list[list[int]]:
-    """The ids that continue each prompt. on_tokens: for one prompt."""
+    """The ids that continue each prompt. on_tokens: for a single one, since a model in a folder takes one after the other."""
     ends = end_ids(model, tokenizer.eos_token_id)
     if isinstance(model, MiniMindLM):
         if model.fused_layers is None:
             fuse(model)
-        return decode(model, prompts, sampling, ends, on_tokens)
+        with user_errors():
+            return decode(model, prompts, sampling, ends, on_tokens)
     from scripts.foreign import generate_foreign
 
     pad_id = tokenizer.pad_token_id or 0

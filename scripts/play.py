@@ -32,7 +32,6 @@ from common.flags import positive, seed, share
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.decoding import Sampling
-from model.weight_record import existing_weights_hint
 from scripts.arguments import play_parser, temperature, weight_of
 from scripts.chat_template import default_template
 from scripts.common import LanguageModel, end_ids, load, trained_length
@@ -60,12 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = play_parser().parse_args(argv)
     weight = weight_of(args.weight)
     model = None
-    # Without any weights only runs are shown.
-    if args.weight or Path(weight).exists():
+    try:
         loaded = load(weight, args.tokenizer_path, args.device, args.dtype, with_interface=False)
         model = PlayedModel(for_page(weight), *loaded)
-    else:
-        announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(Path(weight).parent)}")
+    except UserError as error:
+        if args.weight:
+            raise
+        announce(f"only runs are shown: {error}")
     try:
         server = Server(args.port, model, RunFolder(Path(args.out_dir).resolve()))
     except OSError as error:

@@ -195,7 +195,7 @@ class Sampler:
         with evaluation_mode(engine):
             torch.manual_seed(self.seed)
             with engine.autocast():
-                # A rank whose text has ended goes on with the others.
+                # All ranks make as many passes: if rounding made their texts differ, one that ended would leave the others waiting.
                 (new,) = decode(model, [start], sampling, [] if engine.is_sharded else ends)
         end = next((i for i, token in enumerate(new) if token in ends), len(new))
         shown = [*start, *new[:end]] if self.with_prompt else new[:end]

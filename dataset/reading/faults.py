@@ -1,7 +1,9 @@
 """Size limits of documents, and the faults of lines and files."""
 
 import contextlib
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +44,13 @@ WIDE_ENCODINGS = {
     rb"([^\0]\0){4}": "utf-16-le",
     rb"(\0[^\0]){4}": "utf-16-be",
 }
-# first bytes of the small text file that git has in place of a large one
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# {pattern of the first bytes: what the file is, and what to do}
+OTHER_CONTENT = {
+    rb"version https://git-lfs\.github\.com/spec/": "a pointer of git LFS, not the file itself; fetch it with `git lfs pull`",
+    rb"%PDF-\d": "a PDF, whatever its name; convert it to plain text, as by `pdftotext`, and name that",
+    rb"PK\x03\x04": "a zip file, as those of Word, Excel and EPUB are; save its text as .txt, a table as .csv (UTF-8)",
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|\{\\rtf": "a file of Word or Excel; save its text as .txt, a table as .csv (UTF-8)",
+}
 # fault kind of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
@@ -79,6 +86,8 @@ def check_column(text_field: str, names: Sequence[str], where: str, is_chat: boo
     advice = "--text_field names another one"
     if is_chat:
         advice = "these are conversations, which train_sft.py reads"
+    elif "\0" in shown:
+        shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
         advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"
     elif len(names) == 1 and re.search("[;,\t]", shown):
@@ -88,9 +97,10 @@ def check_column(text_field: str, names: Sequence[str], where: str, is_chat: boo
 
 
 def refuse_other_content(beginning: bytes, path: Path) -> None:
-    """Errors: DataError for a pointer of git LFS and for text in UTF-16 or UTF-32. beginning: the first decompressed bytes."""
-    if beginning.startswith(LFS_POINTER):
-        raise DataError(f"{path}: a pointer of git LFS, not the file itself; fetch it with `git lfs pull`")
+    """Errors: DataError for OTHER_CONTENT and for text in UTF-16 or UTF-32. beginning: the first decompressed bytes."""
+    for mark, content in OTHER_CONTENT.items():
+        if re.match(mark, beginning):
+            raise DataError(f"{path}: {content}")
     for mark, encoding in WIDE_ENCODINGS.items():
         if re.match(mark, beginning):
             name = encoding.upper()
@@ -100,12 +110,14 @@ def refuse_other_content(beginning: bytes, path: Path) -> None:
 def conversion_command(path: Path, encoding: str) -> str:
     """Command that converts a file to UTF-8, with the suffix that determines its kind."""
     kind = kind_of(path)
+    source = str(path.with_suffix("") if kind.compression else path)
+    source = f'"{source}"' if os.name == "nt" else shlex.quote(source)
     # newline='': line ends within a document stay.
-    return (
-        f"{'decompress it, then ' if kind.compression else ''}"
+    command = (
         f"python -c \"import sys; open('converted{kind.suffix}', 'w', encoding='utf-8', newline='')"
-        f".write(open(sys.argv[1], encoding='{encoding}', newline='').read())\" \"{str(path).removesuffix(kind.compression)}\""
+        f".write(open(sys.argv[1], encoding='{encoding}', newline='').read())\" {source}"
     )
+    return f"decompress it, then {command}" if kind.compression else command
 
 
 def skip_or_raise(fault: Fault, bad_lines: BadLines | None) -> None:

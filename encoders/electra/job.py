@@ -17,7 +17,9 @@ from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
+from dataset.quality.copies import rensa_library
 from dataset.reading.file_kinds import expand_user
+from dataset.reading.settings import NEAR
 from dataset.shares import Source
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
@@ -91,6 +93,9 @@ class ElectraJob(Job):
             # The same seed on all ranks, so that all start with the same weights.
             seed_everything(settings.seed)
             self.data_path = settings.data_path or [str(build_embedded_corpus())]
+            if settings.deduplicate == NEAR:
+                # Before the vocabulary is trained, which takes a while.
+                rensa_library()
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             # Training and held-out text. The plans of a Corpus are for language models and not used here.

@@ -94,20 +94,26 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
         # Otherwise a model that does not fit the last task would fail after the training of the others.
         on_main(ranks, lambda: [init_model(settings, data.task, model, data.tokenizer) for data in tasks] and None)
         lock_files(ranks, *(out / name / name for name in folders))
+
+        def make_room() -> None:
+            for name in folders:
+                for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS):
+                    remove(path)
+
         if not settings.from_resume:
-            earlier = [path for name in folders for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS)]
-            on_main(ranks, lambda: list(map(remove, earlier)))
+            on_main(ranks, make_room)
     if ignored_flags := settings.ignored_flags():
         say(f"ignored, since they have no effect here: {', '.join(ignored_flags)}")
     absent = [TASKS[name].folder for name in TASKS if name not in folders]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
+    compiles = settings.use_compile == "1"
     no_training = "" if settings.do_train else "--do_train is off"
     no_evaluation = no_training or ("" if settings.do_eval else "--do_eval is off")
     not_custom = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
     fixed_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
     reasons = {
-        "use_compile": "batches have several lengths" if settings.use_compile == "1" else "",
+        "use_compile": "compiling needs batches of one length, which cost as much as it gains" if compiles else "",
         "num_seeds": no_training,
         "eval_all_checkpoints": no_evaluation,
         "evaluate_during_training": no_evaluation,

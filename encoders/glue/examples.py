@@ -30,8 +30,10 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import lost_text
 from encoders.glue.tasks import Task
 
-# Maximum bytes of a line: a tokenizer needs many times the memory of a text.
-MAX_LINE = 4 << 20
+# Maximum characters of a sentence: a tokenizer needs many times its memory.
+MAX_SENTENCE = 1 << 20
+# Maximum bytes of a line: two such sentences, and other columns. Reading one takes seven times its bytes.
+MAX_LINE = 16 << 20
 # Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
@@ -60,6 +62,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     header = list(task.names) if labelled else []
     n_examples = 0
     n_short = 0
+    n_blank = 0
     with path.open("rb") as file:
         reader = LineReader(file, MAX_LINE)
         for raw in iter(reader.read_line, b""):
@@ -71,13 +74,18 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 line = raw.decode("utf-8-sig" if reader.number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
                 # A row of one text may be empty.
                 if not line.strip() if is_json else not line and len(header) > 1:
+                    n_blank += 1
                     continue
+                if n_blank and not is_json:
+                    raise ValueError("a blank line before it")
                 if is_json:
                     fields = json.loads(line)
                 else:
                     columns = line.split("\t")
                     if not header:
                         header = columns
+                        if twice := [name for name in (*task.text, task.label) if header.count(name) > 1]:
+                            raise ValueError(f"two columns {twice[0]!r}")
                         continue
                     if task.skip_short_lines and labelled and len(columns) < len(header):
                         n_short += 1
@@ -94,6 +102,11 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                     raise ValueError(f"label {label!r} is no text, number or boolean")
                 # Raises for a value that is no text, and for a lone surrogate.
                 "".join((*sentences, label)).encode()
+                # A line of a file of predictions has the label.
+                if "\t" in label or "\n" in label:
+                    raise ValueError(f"the label {label[:60]!r} has a tab or a line end")
+                if max(map(len, sentences)) > MAX_SENTENCE:
+                    raise ValueError(f"a sentence of more than {MAX_SENTENCE:,} characters")
             except KeyError as error:
                 raise DataError(
                     f"{location}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
@@ -131,11 +144,13 @@ def value_of_label(task: Task, example: Example) -> float:
 class Features(NamedTuple):
     """A file's examples: arrays [N], but the tokens and types of all examples are concatenated."""
 
-    tokens: Ints  # ids, special tokens included
-    types: Ints  # the segment of each
+    # ids, special tokens included, and the segment of each
+    tokens: Ints
+    types: Ints
     begin: Ints
     lengths: Ints
-    labels: np.ndarray  # int64 classes or float32 scores; [0] for a test file
+    # int64 classes or float32 scores; [0] for a test file.
+    labels: np.ndarray
 
 
 def encode_file(
@@ -224,7 +239,8 @@ def cached_features(
 class Totals(NamedTuple):
     """Totals of an update, over all micro-batches and ranks."""
 
-    targets: int  # tokens without padding
+    # tokens without padding
+    targets: int
     examples: int
 
 
@@ -256,10 +272,14 @@ class GluePlan:
 class Batch(NamedTuple):
     """Examples, padded to one length."""
 
-    ids: torch.Tensor  # int64 [R, T]
-    mask: torch.Tensor  # int64 [R, T]: 1 where there is a token
-    types: torch.Tensor  # int64 [R, T]: segments, as the tokenizer has them
-    labels: torch.Tensor  # [R]: int64 classes or float32 scores; [0]: a test file's
+    # int64 [R, T].
+    ids: torch.Tensor
+    # int64 [R, T]: 1 where there is a token.
+    mask: torch.Tensor
+    # int64 [R, T]: segments, as the tokenizer has them.
+    types: torch.Tensor
+    # [R]: int64 classes or float32 scores; [0]: a test file's.
+    labels: torch.Tensor
 
 
 class GlueAssembler:

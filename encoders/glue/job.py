@@ -34,7 +34,7 @@ from model.hf_format import load_config, load_network
 from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows
-from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
@@ -58,12 +58,16 @@ class TaskData(NamedTuple):
 
     name: str
     task: Task
-    digests: dict[str, str]  # {part of a run's identity: a digest that changes with it}
+    # {part of a run's identity: a digest that changes with it}
+    digests: dict[str, str]
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
-    train: GlueAssembler | None  # None: nothing is trained
-    dev: dict[str, GlueAssembler]  # {suffix of the metrics' names: development file}
-    test: dict[str, GlueAssembler]  # {name of the predictions: test file}
+    # None: nothing is trained.
+    train: GlueAssembler | None
+    # {suffix of the metrics' names: development file}
+    dev: dict[str, GlueAssembler]
+    # {name of the predictions: test file}
+    test: dict[str, GlueAssembler]
 
 
 class GlueJob(Job):
@@ -100,7 +104,7 @@ class GlueJob(Job):
             # first, since the digest of the data depends on it
             "tokenizer": data.digests["tokenizer"],
             **data.digests,
-            "row layout": {"seed": settings.seed, "rows per update": self.batching.rows},
+            "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
         flags_to_check = {
@@ -128,16 +132,18 @@ class GlueJob(Job):
             grad_clip=settings.grad_clip,
             n_sums=4,
         )
-        self.length = Length()
+        epochs = settings.epochs or data.task.epochs
+        self.length = Length(math.ceil(epochs))
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
             n_updates = self.batching.schedule(len(data.train.features.lengths)).n_updates
             if settings.max_steps > 0:
-                self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
-            else:
-                # Rounded, as 0.55 * 100 is slightly above 55 in floating point.
-                epochs = settings.epochs or data.task.epochs
+                self.length.max_updates = settings.max_steps
+                self.length.flag = "--max_steps"
+            elif self.length.epochs != epochs:
+                # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55 in
+                # floating point.
                 self.length.max_updates = math.ceil(round(epochs * n_updates, 6))
             if settings.evaluate_during_training:
                 self.evaluation.eval_interval = settings.eval_interval or n_updates
@@ -174,9 +180,22 @@ class GlueJob(Job):
         return values, tokens
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        settings, total = self.settings, int(self.length.max_updates)
-        warmup = int(settings.warmup_share * total) if settings.warmup_steps is None else settings.warmup_steps
-        return settings.learning_rate * ENCODER_SCHEDULES[settings.lr_schedule](progress.update, total, warmup)
+        """Progress is counted in updates if --max_steps or a partial epoch ends the run, else in rows: another batch
+        size after a resume then leads to the same end."""
+        settings = self.settings
+        # Units of progress per update.
+        of_update = 1
+        done = progress.update
+        total = self.length.max_updates
+        if total == UNLIMITED:
+            of_update = self.batching.rows
+            done = update.epoch * update.n_rows + update.first_row
+            total = self.length.epochs * update.n_rows
+        warmup = int(settings.warmup_share * total)
+        if settings.warmup_steps is not None:
+            warmup = settings.warmup_steps * of_update
+        factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
+        return settings.learning_rate * max(0.0, factor)
 
     # ---------------------------------------------------------------------------------------- evaluation and saving
 

@@ -15,18 +15,24 @@ MAX_SCORE = 1e16
 class Task(NamedTuple):
     """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file); if there is none, (folder, "test.tsv")."""
 
-    folder: str  # the benchmark's, or the name of a custom task
-    text: Words  # columns of the sentences
-    label: str  # column of the label
-    labels: Words  # label words in class order; empty: the label is a score
+    # the benchmark's folder, or the name of a custom task
+    folder: str
+    # columns of the sentences and of the label
+    text: Words
+    label: str
+    # label words in class order; empty: the label is a score
+    labels: Words
     metrics: Words
     epochs: int = 3
-    names: Words = ()  # columns of train and dev files without a header
+    # Columns of train and dev files without a header.
+    names: Words = ()
     dev: Files = (("", "dev.tsv"),)
     test: Files = ()
-    skip_short_lines: bool = False  # The public file has lines with too few fields.
+    # The public file has lines with too few fields.
+    skip_short_lines: bool = False
     train: str = "train.tsv"
-    bounds: tuple[float, float] = (0.0, 5.0)  # least and largest score
+    # least and largest score
+    bounds: tuple[float, float] = (0.0, 5.0)
 
     @property
     def is_regression(self) -> bool:
@@ -38,17 +44,19 @@ ENTAILMENT = ("entailment", "not_entailment")
 PAIR = ("sentence1", "sentence2")
 ACCURACY = ("accuracy",)
 AND_F1 = ("accuracy", "f1")
+QUESTIONS = ("question1", "question2")
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
 # Diagnostic sentences, a test for models of MNLI. Their folder depends on the archive.
 AX = (("AX", "../diagnostic/diagnostic.tsv"), ("AX", "../AX/test.tsv"), ("AX", "../AX/AX.tsv"))
 TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), *AX)
 NLI = ("contradiction", "entailment", "neutral")
+COLA = ("source", "label", "star", "sentence")
 TASKS = {
-    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=("source", "label", "star", "sentence")),
+    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA),
     "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY),
     "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, AND_F1),
     "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10),
-    "qqp": Task("QQP", ("question1", "question2"), "is_duplicate", BINARY, AND_F1, skip_short_lines=True),
+    "qqp": Task("QQP", QUESTIONS, "is_duplicate", BINARY, AND_F1, skip_short_lines=True),
     "mnli": Task("MNLI", PAIR, "gold_label", NLI, ACCURACY, dev=SPLITS, test=TESTS),
     "qnli": Task("QNLI", ("question", "sentence"), "label", ENTAILMENT, ACCURACY),
     "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10),

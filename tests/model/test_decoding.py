@@ -41,7 +41,7 @@ def test_greedy_text_is_that_of_transformers(kind):
     wanted = [model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() for ids in prompts]
     assert all(len(set(row)) > 20 for row in wanted)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert decode(model, prompts[:1], greedy(500)) == wanted[:1]
+    assert decode(model, prompts, greedy(500)) == wanted
     fuse(model)
     assert model.fused_layers and [decode(model, [ids], greedy(500))[0] for ids in prompts] == wanted
     assert decode(model, prompts, greedy(500)) == wanted
@@ -60,14 +60,31 @@ def test_a_row_ends_in_an_end_and_the_others_go_on():
     assert len(seen) == max(map(len, rows)) and all(torch.equal(logits.argmax(1), tokens) for tokens, logits in seen)
 
 
-def test_what_stands_in_for_a_product_is_called():
-    """An adapter changes the text, with `fuse` as without."""
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj", "lm_head"])
+@pytest.mark.parametrize("kind", ["hook", "adapter"])
+def test_what_stands_in_for_a_product_is_called(name, kind):
+    """The text changes, with `fuse` as without."""
     model = lively()
     plain = decode(model, [[1, 5]], greedy(20))
-    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, args, output: -2 * output)
-    changed = decode(model, [[1, 5]], greedy(20))
+    linear = model.get_submodule(name)
+    if kind == "hook":
+        linear.register_forward_hook(lambda module, args, output: -2 * output)
+    else:
+        norm = torch.nn.LayerNorm(linear.out_features)
+        adapter = torch.nn.Sequential(linear, norm)
+        adapter.weight = linear.weight
+        norm.weight.data.neg_()
+        model.set_submodule(name, adapter)
     fuse(model)
-    assert decode(model, [[1, 5]], greedy(20)) == changed != plain
+    assert model.fused_layers is None and decode(model, [[1, 5]], greedy(20)) != plain
+
+
+def test_logits_that_are_no_numbers_are_one_line():
+    model = lively()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits are NaN"):
+        decode(model, [[1, 5]], Sampling(4, 0.8, 0.9))
 
 
 def test_half_precision_is_that_of_the_weights():

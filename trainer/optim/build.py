@@ -63,7 +63,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 class AdamW(BareOptimizer, torch.optim.AdamW):
-    """torch.optim.AdamW without what torch.compile would need."""
+    """torch.optim.AdamW without the wrappers that BareOptimizer leaves out."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 

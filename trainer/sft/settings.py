@@ -64,7 +64,13 @@ class SftSettings(ConversationSettings, PretrainSettings):
         weight = super().weight()
         if weight is None or self.user_set & {"from_weight", "hidden_size", "use_moe"} or weight.exists():
             return weight
-        return newest_weight(Path(self.out_dir), f"{self.from_weight}_") or weight
+        out = Path(self.out_dir)
+        if self.from_resume:
+            # What the newest run started from: newer pretrained weights may have come since.
+            for run in sorted(out.glob(f"{self.save_weight}_*_resume"), key=lambda run: -run.stat().st_mtime):
+                suffix = run.name.removeprefix(self.save_weight).removesuffix("_resume")
+                return out / f"{self.from_weight}{suffix}.pth"
+        return newest_weight(out, f"{self.from_weight}_") or weight
 
     @classmethod
     def groups(cls) -> tuple[type[Settings], ...]:

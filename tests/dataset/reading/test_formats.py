@@ -121,12 +121,23 @@ def test_text_in_utf_16_is_told_as_such(tmp_path, suffix, line_end):
             texts_of(file)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl.gz"])
-def test_a_pointer_of_git_lfs_is_no_text(tmp_path, suffix):
-    content = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-    (tmp_path / f"a{suffix}").write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-    with pytest.raises(DataError, match="a pointer of git LFS"):
-        texts_of(tmp_path / f"a{suffix}")
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".csv", ".jsonl", ".txt.gz"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
+        (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
+        (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of git LFS"),
+    ],
+)
+def test_documents_of_office_programs_are_told_by_their_first_bytes(tmp_path, suffix, content, words):
+    """References: the file signatures of the formats."""
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    with pytest.raises(DataError, match=f"{file.name}: {words}"):
+        list(read_documents(file, bad_lines=BadLines()))
 
 
 def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
@@ -244,7 +255,7 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     [
         (b"text;label\na;1\n", "separate columns by commas"),
         (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
-        ("文本,id\na,1\n".encode("utf-16-le"), "save it as CSV UTF-8"),
+        ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
     ],
 )
 def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):

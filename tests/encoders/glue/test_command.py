@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.files import remove
 from encoders.glue import command
-from encoders.glue.job import GlueJob, layer_groups, metrics_of
+from encoders.glue.job import GlueJob, init_model, layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
@@ -155,6 +155,19 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "part" / file).read_bytes()
 
 
+def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
+    """Reference: the same sinusoids whatever the seed, as the config's `position_init` wants them."""
+    model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
+    model.config.position_init = "sinusoidal"
+    model.save_pretrained(tmp_path)
+    settings = GlueSettings.parse(arguments(place, tmp_path, from_scratch=1, model_path=tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(place / "tiny")
+    first, second = (init_model(settings, TASKS["rte"], tmp_path, tokenizer)[0].electra.embeddings for _ in range(2))
+    assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
+    assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
+    assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)
+
+
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     fine_tune(place, tmp_path, epochs=1)
     old = (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text()
@@ -209,11 +222,15 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
 
 
-def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run():
+@pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
+def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
+    """Three epochs of 1,000 rows, or 100 updates; then a linear decay to 0."""
     settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
-    job = SimpleNamespace(settings=settings, length=Length(max_updates=100))
-    for update, factor in ((5, 0.5), (10, 1), (55, 0.5)):
-        assert GlueJob.learning_rate(job, None, Progress(update=update)) == pytest.approx(factor)
+    job = SimpleNamespace(settings=settings, batching=SimpleNamespace(rows=32), length=length)
+    for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
+        epoch, row = divmod(30 * percent, 1000)
+        update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)
+        assert GlueJob.learning_rate(job, update, Progress(update=percent)) == pytest.approx(factor)
 
 
 def test_flags_of_the_published_script_mean_what_they_meant():

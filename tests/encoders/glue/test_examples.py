@@ -15,6 +15,7 @@ from tests.helpers import SHARED, needs_shared
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", '"', "[", "]", "sep", *"abcdefghij"]
 RTE = "index\tsentence1\tsentence2\tlabel"
 OWN = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
+LONG = "a" * ((1 << 20) + 1)
 SCORE = Task("mine", ("text",), "label", (), ("pearson",), bounds=(-MAX_SCORE, MAX_SCORE))
 
 
@@ -104,6 +105,7 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
     [
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
+        ("sst2", "dev.tsv", "sentence\tlabel\tlabel\na\t0\t1\n", ":1: two columns 'label'"),
         ("stsb", "dev.tsv", "sentence1\tsentence2\tscore\na\tb\tmuch\n", ":2: label 'much' is not a number from 0"),
         ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":2: 'sentence' is not there"),
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
@@ -114,7 +116,8 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         (OWN, "a.csv", "title,body,stars", "expected a .tsv with a header or a .jsonl"),
         (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: expected an object with the texts"),
-        (OWN, "a.tsv", f"title\tbody\tstars\n{'a' * ((4 << 20) + 1)}", ":2: a line of more than 4 MB"),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG * 17}", ":2: a line of more than 16 MB"),
         # 1e39 is infinite in float32, and so is 1e20's square in the loss.
         *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
     ],
