@@ -1,5 +1,7 @@
 """The decoding loop against transformers: its greedy search on the same model, and its samplers."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers.generation import logits_process
@@ -7,6 +9,7 @@ from transformers.generation import logits_process
 from model.decoding import Sampling, decode, draw, fuse, penalised
 from tests.helpers import tiny_model
 
+greedy = partial(Sampling, temperature=0.0, top_p=1.0)
 KINDS = {
     "minimind2": {},
     "minimind3": {"generation": "minimind3", "num_key_value_heads": 2},
@@ -28,10 +31,6 @@ def lively(**fields):
     return model
 
 
-def greedy(new_tokens):
-    return Sampling(new_tokens, temperature=0.0, top_p=1.0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_is_that_of_transformers(kind):
     """500 tokens by the model's own forward pass and by fused layers, alone and in a batch of different lengths."""
@@ -51,9 +50,8 @@ def test_greedy_text_is_that_of_transformers(kind):
 def test_a_row_ends_in_an_end_and_the_others_go_on():
     model = lively()
     prompts = [[1, 5], [1, 6]]
-    first, second = decode(model, prompts, greedy(40))
+    (first, second), seen = decode(model, prompts, greedy(40)), []
     end = first[3]
-    seen = []
     rows = decode(model, prompts, greedy(40), [end], lambda tokens, logits: seen.append((tokens, logits)))
     assert rows[0] == first[: first.index(end) + 1]
     assert rows[1] == (second[: second.index(end) + 1] if end in second else second)
@@ -105,13 +103,10 @@ def test_tokens_are_drawn_from_the_distribution_of_transformers(top_k, top_p, sp
     """Never a token that its samplers leave out, and the others in their shares."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 400, generator=generator) * spread
-    warpers = [logits_process.TemperatureLogitsWarper(0.8)]
-    warpers += [logits_process.TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [logits_process.TopPLogitsWarper(top_p)] if top_p < 1 else []
-    wanted = logits
-    for warper in warpers:
-        wanted = warper(None, wanted)
-    wanted = wanted.softmax(1)[0]
+    wanted = logits_process.TemperatureLogitsWarper(0.8)(None, logits)
+    if top_k:
+        wanted = logits_process.TopKLogitsWarper(top_k)(None, wanted)
+    wanted = logits_process.TopPLogitsWarper(top_p)(None, wanted).softmax(1)[0]
     torch.manual_seed(0)
     n = 40_000
     drawn = draw(logits.expand(n, -1), Sampling(1, 0.8, top_p, top_k)).bincount(minlength=400)
@@ -121,7 +116,6 @@ def test_tokens_are_drawn_from_the_distribution_of_transformers(top_k, top_p, sp
 
 
 def test_the_repetition_penalty_is_that_of_transformers():
-    torch.manual_seed(0)
     logits, ids = torch.randn(2, 50), torch.randint(0, 50, (2, 9))
     seen = torch.zeros(2, 50, dtype=torch.bool).scatter_(1, ids, True)
     wanted = logits_process.RepetitionPenaltyLogitsProcessor(1.3)(ids, logits)

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.files import remove
 from encoders.glue import command
-from encoders.glue.job import GlueJob, init_model, layer_groups, metrics_of
+from encoders.glue.job import GlueJob, layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
@@ -153,19 +153,6 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     assert part == whole
     for file in (f"cola/seed_{seed}/model/model.safetensors" for seed in (42, 43)):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "part" / file).read_bytes()
-
-
-def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
-    """Reference: the same sinusoids whatever the seed, as the config's `position_init` wants them."""
-    model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
-    model.config.position_init = "sinusoidal"
-    model.save_pretrained(tmp_path)
-    settings = GlueSettings.parse(arguments(place, tmp_path, from_scratch=1, model_path=tmp_path))
-    tokenizer = AutoTokenizer.from_pretrained(place / "tiny")
-    first, second = (init_model(settings, TASKS["rte"], tmp_path, tokenizer)[0].electra.embeddings for _ in range(2))
-    assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
-    assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
-    assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)
 
 
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
