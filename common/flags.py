@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0].lstrip("-–—").replace("-", "_")
             others = [names for pattern, names in OTHER_NAMES.items() if re.fullmatch(pattern, name)]
             # A slip of the finger; another word or letter in front would be more.
-            alike = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             close = [ours for ours in alike if ours[0] == name[:1] and abs(len(ours) - len(name)) <= 2]
             if name not in known and others:
                 close = [ours for ours in others[0] if ours.split()[0] in known]

@@ -9,17 +9,20 @@ from model.weight_record import newest_weight
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
+# names of fine-tuned weights, for questions
+FINE_TUNED = "full_sft_"
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 
 # Divisors that keep float32 logits finite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
 
-def weight_of(flag: str | None) -> str:
-    """What --weight names, or the newest weights in out/, which a line then names."""
+def weight_of(flag: str | None, prefix: str = "") -> str:
+    """What --weight names, or the newest weights in out/, if there are any of those that begin with `prefix`; a line names them."""
     if flag is not None:
         return flag
-    weight = relative_to_cwd(newest_weight(DEFAULT_WEIGHT.parent) or DEFAULT_WEIGHT)
+    out = DEFAULT_WEIGHT.parent
+    weight = relative_to_cwd(newest_weight(out, prefix) or newest_weight(out) or DEFAULT_WEIGHT)
     announce(f"weights: {weight} (--weight names others)", to_stderr=True)
     return str(weight)
 

@@ -47,7 +47,7 @@ from dataset.tokenizing.tokenizer_files import lost_text
 from model.config import IGNORE
 from model.decoding import Sampling
 from model.model_minimind import MiniMindLM
-from scripts.arguments import evaluate_parser, weight_of
+from scripts.arguments import FINE_TUNED, evaluate_parser, weight_of
 from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
 from scripts.generate import generate
 from trainer.machine.command_line import run_cli
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--data_path: name what {args.task} is measured on")
         with user_errors():
             args.data_path = [str(build_embedded_questions())]
-    args.weight = weight_of(args.weight)
+    args.weight = weight_of(args.weight, FINE_TUNED if args.task == "answers" else "")
     model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     assert isinstance(model, PreTrainedModel)
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)

@@ -27,7 +27,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
 from model.decoding import OnTokens, Sampling, decode, fuse
 from model.model_minimind import MiniMindLM
-from scripts.arguments import generate_parser, weight_of
+from scripts.arguments import FINE_TUNED, generate_parser, weight_of
 from scripts.chat_template import chat_text, default_template
 from scripts.common import LanguageModel, end_ids, load, max_positions, note_untrained, trained_length
 from trainer.machine.command_line import run_cli
@@ -40,9 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
     if args.system and not args.chat:
         raise UserError("--system has no effect without --chat: add it, or leave --system out")
-    model, tokenizer, encoder = load(
-        weight_of(args.weight), args.tokenizer_path, args.device, args.dtype, with_interface=False
-    )
+    weight = weight_of(args.weight, FINE_TUNED if args.chat else "")
+    model, tokenizer, encoder = load(weight, args.tokenizer_path, args.device, args.dtype, with_interface=False)
     args.max_new_tokens = args.max_new_tokens or min(256, trained_length(model.config))
     sampling = Sampling(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Sampling)})
     chat = turns_encoder(tokenizer) if args.chat else None

@@ -60,9 +60,12 @@ class SftSettings(ConversationSettings, PretrainSettings):
     split_text: ClassVar[str | None] = None  # type: ignore[misc]
 
     def weight(self) -> Path | None:
-        """As in pretraining. If no flag says which model, and out/pretrain_512.pth is not there: the newest pretrained weights."""
+        """As in pretraining; if no flag says which model, the newest pretrained weights."""
         weight = super().weight()
-        if weight is None or self.user_set & {"from_weight", "hidden_size", "use_moe"} or weight.exists():
+        is_named = (
+            self.user_set & {"from_weight", "hidden_size", "use_moe"} or self.from_weight != SftSettings.from_weight
+        )
+        if weight is None or is_named:
             return weight
         out = Path(self.out_dir)
         if self.from_resume:

@@ -50,11 +50,11 @@ def test_the_newest_weights_are_named_and_are_the_default_of_the_scripts(tmp_pat
     with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
         generate.main(["--weight", "pretrain_512.pth"])
     monkeypatch.setattr(arguments, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
-    for name in ("a_256.pth", "pretrain_512.pth"):
-        # MiniMind's name goes before newer ones.
-        assert arguments.weight_of(None) == name
+    weight(tmp_path, "full_sft_64.pth", 3)
+    # For questions the newest that was fine-tuned.
+    for prefix, name in (("", "a_256.pth"), (arguments.FINE_TUNED, "full_sft_64.pth"), ("unknown", "a_256.pth")):
+        assert arguments.weight_of(None, prefix) == name
         assert capsys.readouterr().err == f"weights: {name} (--weight names others)\n"
-        weight(tmp_path, "pretrain_512.pth")
 
 
 def test_the_first_weights_are_those_of_the_flag(data, tmp_path):
