@@ -4,7 +4,7 @@
 # make reference  the same text with settings that no machine changes: one figure everywhere, after 15 to 80 minutes on two cores
 # make electra    set up and train a small ELECTRA
 # make test       set up and run the quick tests; make test-core: those of the model, packing, the loop, resuming and the tour
-# make test-all   all tests, with the slow ones (the first time llama.cpp is compiled, for some minutes)
+# make test-all   all tests, with the slow ones
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
@@ -42,10 +42,6 @@ $(VENV)/.installed: requirements.txt
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(PIP) -r requirements-dev.txt
 	touch $@
-
-# If it cannot be compiled, the tests that need it are skipped and say so.
-$(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
-	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(PIP) -r requirements-llama.txt && touch $@
 
 # For a corpus of a few megabytes: a small model that sees it several times
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon \
@@ -124,7 +120,7 @@ CORE = tests/model/test_training_losses.py tests/model/test_golden.py tests/data
 test-core: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow" $(CORE)
 
-test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
+test-all: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -rs --durations=30
 
 bench: $(VENV)/.installed-dev

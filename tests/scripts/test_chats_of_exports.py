@@ -11,9 +11,9 @@ from model.decoding import Sampling
 from scripts import export_gguf, export_hf
 from scripts.common import load
 from scripts.generate import generate, turns_encoder
-from tests import llama_cpp_reader
 from tests.chats import train, turn
 from tests.helpers import ROOT
+from tests.llama_cpp_server import llama_cpp
 from tests.scripts.test_evaluate import jsonl, run
 from tests.scripts.test_export import write
 
@@ -128,12 +128,12 @@ def test_thoughts_are_opened_where_some_were_trained(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_llama_cpp_answers_as_generate_does(tmp_path, weight):
-    """Asked as its users ask it: by the template that the file holds, which llama.cpp renders itself."""
-    llama_cpp_reader.want_llama_cpp()
+    """Asked as its users ask its server, which renders the template that the file holds."""
     export_gguf.export(weight, tmp_path / "model.gguf", dtype="float32")
-    asked = [[turn("user", question)] for question, _ in PAIRS]
-    request = {"path": str(tmp_path / "model.gguf"), "asked": asked, "words": WORDS}
-    (answer,) = llama_cpp_reader.read_with([{**request, "ids": [1], "logits": str(tmp_path / "logits.npy")}])
-    assert answer["said"] == [[said] * len(WORDS) for _, said in PAIRS]
+    with llama_cpp(tmp_path / "model.gguf") as ask:
+        for asked, said in PAIRS:
+            for words in WORDS:
+                request = {"messages": [turn("user", asked)], "chat_template_kwargs": words}
+                answer = ask("/v1/chat/completions", **request, max_tokens=24, temperature=0)
+                assert answer["choices"][0]["message"] == {"role": "assistant", "content": said}, words

@@ -5,7 +5,6 @@ import itertools
 import json
 import operator
 import sys
-from itertools import islice
 
 import gguf
 import numpy as np
@@ -13,20 +12,17 @@ import pytest
 import torch
 
 from common.errors import DataError
-from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE, QWEN2, piece_rule
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
-from tests import llama_cpp_reader
 from tests.helpers import ROOT, tiny_model
+from tests.llama_cpp_server import llama_cpp
 from tests.scripts.test_export import KINDS as HF_KINDS
 from tests.scripts.test_export import write
 
 VOCABULARY = 700
-# training data of the tokenizer
-TEXTS = 400
 KINDS = {
     **HF_KINDS,
     "llama_yarn": {"inference_rope_scaling": True},
@@ -51,7 +47,7 @@ CHATS = (
             {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
             {"role": "tool", "content": "[21, 22]"},
             {"role": "assistant", "content": "Yes.", "reasoning_content": "21\nis warm"},
-            {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "there?"}]},
+            {"role": "user", "content": [{"type": "text", "text": "And there?"}]},
         ],
         "tools": [WEATHER],
     },
@@ -66,8 +62,9 @@ def train(pieces, folder, texts, vocab_size=VOCABULARY):
 
 @pytest.fixture(scope="session")
 def corpus():
-    """The first texts of the embedded corpus. To make all of it takes longer than any test here."""
-    return list(islice(embedded_corpus.documents(), TEXTS))
+    """The paragraphs of our pages, some of them Chinese."""
+    pages = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README_zh.md"]
+    return [paragraph for page in pages for paragraph in page.read_text(encoding="utf-8").split("\n\n")]
 
 
 @pytest.fixture(scope="session")
@@ -326,17 +323,9 @@ HARD_TEXTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def llama_cpp():
-    """A function: requests -> answers of llama.cpp."""
-    llama_cpp_reader.want_llama_cpp()
-    return llama_cpp_reader.read_with
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "ours"])
-def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_cpp):
+def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus):
     """Reference: the ids of training, of documents and of texts that are hard to cut."""
     texts = [*HARD_TEXTS, *export_hf.TEXTS, *corpus]
     folder = ROOT / "model"
@@ -350,63 +339,67 @@ def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_
     found = fields_of(tmp_path / "model.gguf")["tokenizer.ggml.pre"]
     assert found == ("llama-bpe" if name == "ours" else name)
     encoder = DocumentEncoder(load_tokenizer(folder))
-    (answer,) = llama_cpp([{"path": str(tmp_path / "model.gguf"), "texts": texts}])
     different = []
-    for text, ids in zip(texts, answer["tokens"], strict=True):
-        if ids != encoder.prompt_ids(text):
-            different.append(text[:60])
+    with llama_cpp(tmp_path / "model.gguf") as ask:
+        for text in texts:
+            ids = ask("/tokenize", content=text, add_special=True, parse_special=False)["tokens"]
+            if ids != encoder.prompt_ids(text):
+                different.append(text[:60])
     assert not different
 
 
+def log_probabilities(ask, ids):
+    """What may follow these ids, by llama.cpp: log probabilities of all ids, before the bias."""
+    # Of a token that is no whole character the server sends nothing, so it is made to choose one that is.
+    answer = ask("/completion", prompt=ids, n_predict=1, n_probs=VOCABULARY, temperature=0, logit_bias=[["a", 1e4]])
+    found = torch.full((VOCABULARY,), torch.nan)
+    for entry in answer["completion_probabilities"][0]["top_logprobs"]:
+        found[entry["id"]] = entry["logprob"]
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_llama_cpp_computes_the_same_logits_and_writes_the_same(tmp_path, tokens, llama_cpp):
-    """Reference: the source's logits and its greedy text, for each kind of model in float32."""
-    tokenizer = load_tokenizer(tokens)
+@pytest.mark.parametrize("kind", KINDS)
+def test_llama_cpp_gives_the_same_probabilities_and_writes_the_same(kind, tmp_path, tokens):
+    """Reference: the source's probabilities and its greedy text, in float32."""
+    # Few positions, so that YaRN has some to stretch.
+    weight = write(tmp_path, **{**KINDS[kind], "vocab_size": VOCABULARY, "yarn_original_positions": 64})
+    export_gguf.export(weight, tmp_path / "model.gguf", str(tokens), "float32")
+    model, tokenizer = load_model(weight), load_tokenizer(tokens)
     ids = torch.randint(3, VOCABULARY, (600,), generator=torch.Generator().manual_seed(0)).tolist()
-    requests = []
-    for kind, fields in KINDS.items():
-        # Few positions, so that YaRN has some to stretch.
-        weight = write(tmp_path, kind, **{**fields, "vocab_size": VOCABULARY, "yarn_original_positions": 64})
-        path = tmp_path / f"{kind}.gguf"
-        export_gguf.export(weight, path, str(tokens), "float32")
-        requests.append({"path": str(path), "ids": ids, "logits": str(tmp_path / f"{kind}.npy")})
-    answers = llama_cpp(requests)
-    for kind, answer in zip(KINDS, answers, strict=True):
-        assert answer["name"] == ARCHITECTURES.get(kind, "llama")
-        model = load_model(tmp_path / f"{kind}.pth")
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0]
-        theirs = torch.from_numpy(np.load(tmp_path / f"{kind}.npy"))
-        assert (logits - theirs).abs().max() < 5e-4, kind
-        prompt = torch.tensor([ids[:16]])
-        greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 16:].tolist()
-        assert answer["greedy"] == greedy, kind
-        assert answer["text"] == tokenizer.decode(greedy, skip_special_tokens=True), kind
+    with torch.no_grad():
+        ours = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    prompt = torch.tensor([ids[:16]])
+    greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 16:].tolist()
+    with llama_cpp(tmp_path / "model.gguf") as ask:
+        # The longest first, at once; the others with what is left of it in the cache, and by one id more.
+        for n in (600, 1, 2, 63, 64, 65, 128, 129, *range(150, 600, 50)):
+            assert (log_probabilities(ask, ids[:n]) - ours[n - 1]).abs().max() < 5e-4, n
+        written = ask("/completion", prompt=ids[:16], n_predict=24, temperature=0, return_tokens=True)
+    assert written["tokens"] == greedy
+    assert written["content"] == tokenizer.decode(greedy, skip_special_tokens=True)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_llama_cpp_reads_the_smaller_types(tmp_path, tokens, llama_cpp):
-    """References: the source's logits, which a type moves by its rounding; the rendered chats of transformers."""
+@pytest.mark.parametrize("dtype, bound", [("float16", 0.005), ("bfloat16", 0.04)])
+def test_llama_cpp_reads_the_smaller_types(dtype, bound, tmp_path, tokens):
+    """References: the source's probabilities, which a type moves by its rounding; the rendered chats of transformers."""
     # Dense: with experts a close choice could go the other way.
     weight = write(tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96)
+    export_gguf.export(weight, tmp_path / "model.gguf", str(tokens), dtype)
     ids = list(range(3, 103))
-    # relative to the logits' norm; llama.cpp also rounds activations, and random weights are steep
-    most = {"float16": 0.005, "bfloat16": 0.04}
-    requests = []
-    for dtype in most:
-        path = tmp_path / f"{dtype}.gguf"
-        export_gguf.export(weight, path, str(tokens), dtype)
-        requests.append({"path": str(path), "ids": ids, "logits": str(tmp_path / f"{dtype}.npy"), "chats": CHATS})
     with torch.no_grad():
         logits = load_model(weight)(torch.tensor([ids])).logits[0]
     tokenizer = load_tokenizer(tokens)
-    for (dtype, bound), answer in zip(most.items(), llama_cpp(requests), strict=True):
-        theirs = torch.from_numpy(np.load(tmp_path / f"{dtype}.npy"))
-        moved = ((logits - theirs).norm() / logits.norm()).item()
-        assert 0 < moved < bound, (dtype, moved)
-        for chat, (prompt, prompt_ids) in zip(CHATS, answer["chats"], strict=True):
+    with llama_cpp(tmp_path / "model.gguf") as ask:
+        theirs = torch.stack([log_probabilities(ask, ids[:n]) for n in range(1, 101)])
+        # relative to the logits' norm; llama.cpp also rounds activations, and random weights are steep
+        moved = ((logits.log_softmax(-1) - theirs).norm() / logits.norm()).item()
+        assert 0 < moved < bound
+        for chat in CHATS:
             words = {**rename(chat), "add_generation_prompt": True}
-            assert prompt == tokenizer.apply_chat_template(**words, tokenize=False)
-            assert prompt_ids == tokenizer.apply_chat_template(**words, return_dict=False)
+            prompt = ask("/apply-template", **chat)["prompt"]
+            ids = ask("/tokenize", content=prompt, add_special=True)["tokens"]
+            # The first token is left to the tokenizer.
+            assert "<|im_start|>" + prompt == tokenizer.apply_chat_template(**words, tokenize=False)
+            assert ids == tokenizer.apply_chat_template(**words, return_dict=False)
