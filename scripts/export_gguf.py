@@ -16,8 +16,7 @@ from common.errors import UserError, optional_package, user_errors, utf8
 from common.files import atomic_file
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.saving import starts_with_bos
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
 from scripts.arguments import export_gguf_parser, weight_of
 from scripts.common import load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact

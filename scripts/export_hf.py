@@ -29,8 +29,13 @@ from common.settings import flags_of
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.saving import save_tokenizer
-from dataset.tokenizing.tokenizer_files import bos_template, check_vocabulary_size, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    bos_template,
+    check_vocabulary_size,
+    has_tokenizer,
+    save_tokenizer,
+    vocabulary_digest,
+)
 from model.config import record_of
 from model.hf import MiniMindForCausalLM
 from model.hf_format import StateDict, hf_config, to_hf

@@ -19,13 +19,7 @@ from dataset.arrays import Ints
 from dataset.reading.settings import SAMPLE
 from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, WORD_PATTERNS
 from dataset.tokenizing.plain_tokenizer import plain_tokenizer
-from dataset.tokenizing.tokenizer_files import (
-    check_files,
-    check_readable,
-    follow_file,
-    portable_template,
-    remove_bos_template,
-)
+from dataset.tokenizing.tokenizer_files import check_readable, load_by_transformers, remove_bos_template
 
 if TYPE_CHECKING:
     from fastokens import Tokenizer as FastTokenizer
@@ -53,24 +47,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
         raise ValueError(f"{path}: no such tokenizer folder; it has a tokenizer.json and its config")
     check_readable(folder)
     # For its users it is one.
-    plain = cast("PreTrainedTokenizerBase | None", plain_tokenizer(folder, load_by_transformers))
+    plain = cast("PreTrainedTokenizerBase | None", plain_tokenizer(folder))
     return load_by_transformers(folder) if plain is None else plain
-
-
-def load_by_transformers(folder: Path) -> "PreTrainedTokenizerBase":
-    """As `load_tokenizer`, in the class of transformers."""
-    # Slow imports, which worker processes do not need either. AutoTokenizer reads a config.json beside the tokenizer too.
-    from transformers import AutoTokenizer
-
-    import model.hf_config  # noqa: F401
-
-    with library_errors(f"{folder}: no tokenizer can be loaded from there"):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        if (folder / "tokenizer.json").exists():
-            follow_file(folder / "tokenizer.json", tokenizer)
-    check_files(folder, tokenizer)
-    tokenizer.chat_template = portable_template(tokenizer.chat_template)
-    return tokenizer
 
 
 class DocumentEncoder:

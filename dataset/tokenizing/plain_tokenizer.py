@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from common.files import read_object
-from dataset.tokenizing.tokenizer_files import CONFIG, NO_TEMPLATE, portable_template
+from dataset.tokenizing.tokenizer_files import CONFIG, NO_TEMPLATE, load_by_transformers, portable_template
 
 # in the order of transformers
 STANDARD_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
@@ -23,8 +23,8 @@ OTHER_FIELDS = {
 OTHER_FILES = ("config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.*", "additional_chat_*")
 
 
-def plain_tokenizer(folder: Path, load: Callable[[Path], Any]) -> "PlainTokenizer | None":
-    """The tokenizer in a folder; None if only transformers can tell how it acts. load: loads it by transformers."""
+def plain_tokenizer(folder: Path) -> "PlainTokenizer | None":
+    """The tokenizer in a folder; None if only transformers can tell how it acts."""
     if any(True for name in OTHER_FILES for _ in folder.glob(name)):
         return None
     # Of what is missing or odd, transformers tells.
@@ -32,7 +32,7 @@ def plain_tokenizer(folder: Path, load: Callable[[Path], Any]) -> "PlainTokenize
         fields: dict[str, Any] = read_object(folder / CONFIG)
         content = (folder / "tokenizer.json").read_text(encoding="utf-8")
         if is_plain(fields, json.loads(content)):
-            return PlainTokenizer(folder, fields, content, load)
+            return PlainTokenizer(folder, fields, content)
     return None
 
 
@@ -64,9 +64,8 @@ class PlainTokenizer:
     What is not here, such as calls and `save_pretrained`, transformers' own tokenizer does, loaded when it is asked for.
     """
 
-    def __init__(self, folder: Path, fields: Mapping[str, Any], content: str, load: Callable[[Path], Any]) -> None:
+    def __init__(self, folder: Path, fields: Mapping[str, Any], content: str) -> None:
         """fields: of the config. content: of tokenizer.json."""
-        self._load = load
         self._whole: Any = None
         self.name_or_path = str(folder)
         self.chat_template: Any = portable_template(fields.get("chat_template"))
@@ -111,7 +110,7 @@ class PlainTokenizer:
 
     def _of_transformers(self) -> Any:
         if self._whole is None:
-            self._whole = self._load(Path(self.name_or_path))
+            self._whole = load_by_transformers(Path(self.name_or_path))
             # One backend for both: what somebody changed, or changes, is what is saved.
             self._whole.backend_tokenizer.post_processor = self.backend_tokenizer.post_processor
             self.backend_tokenizer = self._whole.backend_tokenizer

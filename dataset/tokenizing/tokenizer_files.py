@@ -1,5 +1,5 @@
-"""Tokenizer files: what a tokenizer adds to a text by default, a folder that transformers 4.48 to 5 read alike, and checks
-that the tokenizer fits a model or a text. A wrong one would silently train on [UNK].
+"""Tokenizer files: what a tokenizer adds to a text by default, a folder that transformers 4.48 to 5 read alike, how it is
+written, and checks that the tokenizer fits a model or a text. A wrong one would silently train on [UNK].
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
-from common.errors import DataError, optional_package
+from common.errors import DataError, library_errors, optional_package
 from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The tokenizer of this repository, used by default
 DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
+# Fields in which save_pretrained of transformers 5 records the machine and the loading call
+LOCAL_FIELDS = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
 # Files that hold a whole tokenizer, of any class
 WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 CONFIGS = (CONFIG, "config.json")
@@ -111,6 +113,22 @@ def check_readable(folder: Path) -> None:
     for files, others, remedy in BARE_FILES:
         if all(is_filled(folder / name) for name in files) and not any((folder / name).exists() for name in others):
             raise DataError(f"{folder}: {' and '.join(files)} alone cannot be read: {remedy}")
+
+
+def load_by_transformers(folder: Path) -> "PreTrainedTokenizerBase":
+    """As `encoder.load_tokenizer`, in the class of transformers."""
+    # Slow imports, which worker processes do not need either. AutoTokenizer reads a config.json beside the tokenizer too.
+    from transformers import AutoTokenizer
+
+    import model.hf_config  # noqa: F401
+
+    with library_errors(f"{folder}: no tokenizer can be loaded from there"):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        if (folder / "tokenizer.json").exists():
+            follow_file(folder / "tokenizer.json", tokenizer)
+    check_files(folder, tokenizer)
+    tokenizer.chat_template = portable_template(tokenizer.chat_template)
+    return tokenizer
 
 
 def follow_file(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -257,3 +275,31 @@ def check_vocabulary_size(entries: int, embeddings: int, what: str, fewer_are_fi
             f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the tokenizer of "
             "another model, or has entries that were added later; name the model's own"
         )
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without local paths."""
+    # Template in the config alone: transformers 4.48 ignores chat_template.jinja, and two copies could diverge.
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    path = folder / CONFIG
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    for name in LOCAL_FIELDS:
+        fields.pop(name, None)
+    # The names of transformers 4, which transformers 5 reads too
+    if fields.get("tokenizer_class") == "TokenizersBackend":
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    # A dict here names tokens (such as image_token), which transformers 4.48 and later read.
+    if isinstance(fields.get("extra_special_tokens"), list):
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    # By default transformers 4 gives a PreTrainedTokenizerFast token_type_ids, which generate() refuses.
+    fields["model_input_names"] = list(tokenizer.model_input_names)
+    if fields["tokenizer_class"] == "PreTrainedTokenizerFast" and starts_with_bos(tokenizer):
+        # As in tokenizer.json, for programs that look here (llama.cpp, vLLM)
+        fields["add_bos_token"] = True
+        fields["add_eos_token"] = tokenizer("a").input_ids[-1] == tokenizer.eos_token_id
+    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """True if a text gets a BOS by default."""
+    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer, models, trainers
 
 from common.files import atomic_folder, temporary_beside
-from dataset.tokenizing.saving import save_tokenizer
+from dataset.tokenizing.tokenizer_files import save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, PreTrainedTokenizerBase

@@ -21,8 +21,7 @@ from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.wording import counted
 from dataset.loader import to_device
-from dataset.tokenizing.saving import save_tokenizer
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, save_tokenizer
 from encoders.electra.networks import init_position_embeddings
 from encoders.fast_layers import ready_mask, use_fast_attention
 from encoders.glue.examples import Batch, GlueAssembler, GluePlan, Totals

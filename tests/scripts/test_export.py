@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.encoder import DocumentEncoder, load_by_transformers, load_tokenizer
-from dataset.tokenizing.tokenizer_files import vocabulary_digest
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import load_by_transformers, vocabulary_digest
 from model.model_minimind import MiniMindConfig
 from model.weight_record import SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_record
 from scripts import arguments, export_hf

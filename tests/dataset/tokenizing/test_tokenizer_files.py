@@ -17,9 +17,9 @@ from common.errors import DataError, UserError
 from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.store.build import open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder, load_by_transformers, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.plain_tokenizer import STANDARD_TOKENS, PlainTokenizer
-from dataset.tokenizing.tokenizer_files import PROBE, check_vocabulary_size, lost_text
+from dataset.tokenizing.tokenizer_files import PROBE, check_vocabulary_size, load_by_transformers, lost_text
 from dataset.tokenizing.wordpiece import wordpiece
 from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
