@@ -58,7 +58,7 @@ $(DOCUMENTATION): | $(VENV)/.installed
 	$(RUN) -c "from dataset.embedded_corpus import build_embedded_corpus; build_embedded_corpus('$@')"
 
 $(QUESTIONS): | $(VENV)/.installed
-	$(RUN) -c "from dataset.embedded_questions import build_embedded_questions; build_embedded_questions('$@')"
+	$(RUN) -c "from dataset.embedded_corpus import build_embedded_questions; build_embedded_questions('$@')"
 
 # Commands typed by hand afterwards need the packages of this environment.
 ACTIVATE = @echo "Before further commands: . $(VENV)/bin/activate"

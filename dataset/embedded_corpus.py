@@ -1,11 +1,15 @@
 """A corpus that every machine has, so that training works at once; dataset/README.md says how to get a full one.
 
 The documentation inside the installed Python: the language reference (`pydoc_data.topics`) and the docstrings of the
-standard library and NumPy, read out of their source files without importing or running any of them.
+standard library and NumPy, read out of their source files without running any of their modules.
+
+And conversations for fine-tuning, few enough for a small model to memorise: questions on the built-in functions and classes
+and those of everyday modules, answered by the first sentence of their documentation.
 """
 
 import ast
-import importlib.util
+import builtins
+import contextlib
 import inspect
 import json
 import re
@@ -14,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import indent
+
+import numpy
 
 from common.files import atomic_file, file_lock
 from common.start import ROOT
@@ -52,21 +58,16 @@ def build_once(path: Path, lines: Callable[[], Iterable[JsonObject]]) -> Path:
 
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
-    # Found, not imported: the corpus comes from the text of the source files alone.
-    numpy = importlib.util.find_spec("numpy")
-    assert numpy is not None and numpy.origin is not None
-    yield from dict.fromkeys(chain(_topics(), _modules(LIBRARY, ""), _modules(Path(numpy.origin).parent, "numpy")))
+    yield from dict.fromkeys(chain(_topics(), _modules(LIBRARY, ""), _modules(Path(numpy.__file__).parent, "numpy")))
 
 
 def _topics() -> Iterator[str]:
     """One document for each topic of the language reference."""
-    path = LIBRARY / "pydoc_data" / "topics.py"
     # Some distributions leave it out.
-    if path.is_file():
-        # The file holds one dictionary.
-        dictionary = next(node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Dict))
-        for _, text in sorted(ast.literal_eval(dictionary).items()):
-            yield _clean(text)
+    with contextlib.suppress(ImportError):
+        from pydoc_data.topics import topics
+
+        yield from (_clean(text) for _, text in sorted(topics.items()))
 
 
 def _modules(root: Path, package: str) -> Iterator[str]:
@@ -158,3 +159,78 @@ def _clean(text: str) -> str:
     text = re.sub(r"[^\S\n]+\n", "\n", text.expandtabs().replace("\r\n", "\n"))
     text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip()
+
+
+# ----------------------------------------------------------------------------------------------------- questions
+
+# Ways to ask about a name; the data has each answer once per phrasing.
+PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
+# Commonly used modules that every system has
+MODULES = (
+    "argparse", "ast", "base64", "bisect", "bz2", "calendar", "codecs", "collections", "configparser", "contextlib",
+    "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum", "fileinput", "fnmatch",
+    "fractions", "functools", "glob", "graphlib", "gzip", "hashlib", "heapq", "hmac", "html", "inspect", "io",
+    "ipaddress", "json", "linecache", "logging", "lzma", "mimetypes", "numbers", "operator", "os", "pathlib",
+    "pickle", "pkgutil", "platform", "plistlib", "pprint", "queue", "random", "re", "reprlib", "sched", "secrets",
+    "selectors", "shelve", "shlex", "shutil", "socket", "statistics", "string", "subprocess", "tarfile", "tempfile",
+    "textwrap", "threading", "timeit", "tokenize", "tomllib", "traceback", "types", "typing", "urllib", "uuid",
+    "warnings", "weakref", "zipfile", "zoneinfo",
+)  # fmt: skip
+# Up to a full stop followed by the start of another sentence, so not the one in "e.g. a"
+SENTENCE = re.compile(r"(.*?(?:[.!?](?=\s+[A-Z\"'`(*]|$)|[。！？]))")
+# Characters of an answer: longer first sentences tend to be lists, shorter ones fragments.
+MIN_CHARACTERS = 15
+MAX_CHARACTERS = 160
+# Marks of signatures, examples and tables
+NO_PROSE = ("->", "::", ">>>", "|")
+
+
+def build_embedded_questions(path: str | Path = ROOT / "dataset" / "python_questions.jsonl") -> Path:
+    """Writes the conversations to `path` as jsonl, as `build_embedded_corpus` does the corpus."""
+    return build_once(Path(path), _conversations)
+
+
+def _conversations() -> Iterator[JsonObject]:
+    for name, answer in answers().items():
+        for phrasing in PHRASINGS:
+            turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]
+            yield {"conversations": turns}
+
+
+def answers() -> dict[str, str]:
+    """{name: the first sentence of its documentation}, if that is prose."""
+    answer_of: dict[str, str] = {}
+    for name, text in chain(_of_builtins(), _of_library()):
+        answer = first_sentence(text)
+        is_long_enough = MIN_CHARACTERS <= len(answer) <= MAX_CHARACTERS
+        if is_long_enough and answer[0].isupper() and not any(mark in answer for mark in NO_PROSE):
+            answer_of.setdefault(name, answer)
+    return answer_of
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, on one line; its first paragraph if that has no full stop."""
+    paragraph = re.split(r"\n\s*\n", text.strip())[0]
+    line = " ".join(paragraph.split())
+    sentence = SENTENCE.match(line)
+    return sentence[1] if sentence else line
+
+
+def _of_builtins(owner: object = builtins, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, documentation) of the built-in functions, types and their methods, which are written in C."""
+    for name, value in sorted(vars(owner).items()):
+        if name.startswith("_") or (owner is builtins and not callable(value)):
+            continue
+        yield prefix + name, inspect.getdoc(value) or ""
+        if owner is builtins and isinstance(value, type) and not issubclass(value, BaseException):
+            yield from _of_builtins(value, f"{name}.")
+
+
+def _of_library() -> Iterator[tuple[str, str]]:
+    """(name, documentation) of the functions, classes and methods in MODULES."""
+    for entry in chain.from_iterable(entries(file, name) for file, name in source_files(LIBRARY, "")):
+        heading, _, text = entry.partition("\n")
+        keyword, _, name = heading.partition("(")[0].rpartition(" ")
+        parts = name.split(".")
+        if keyword != "module" and parts[0] in MODULES and not any(part.startswith("_") for part in parts):
+            yield name, text

@@ -33,7 +33,7 @@ from common.errors import UserError, user_errors
 from common.files import atomic_file, temporary_beside, try_to_write
 from common.wording import announce, counted, one_line, printable, without_passwords
 from dataset.chat.encoder import ChatEncoder
-from dataset.embedded_questions import build_embedded_questions, first_sentence
+from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.bad_lines import BadLines, Fault
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, report_of

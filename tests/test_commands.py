@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.settings import SettingsParser
-from dataset import embedded_corpus, embedded_questions
+from dataset import embedded_corpus
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
@@ -99,7 +99,7 @@ def test_make_pretrain_is_a_plan_and_make_reference_is_none():
 def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     """The lines of Python by which it does so, run in another folder, with little text."""
     monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
-    monkeypatch.setattr(embedded_questions, "answers", lambda: {"what": "that."})
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
     lines = lines_of_make("--always-make", target)

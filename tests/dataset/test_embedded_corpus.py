@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataset import embedded_corpus, embedded_questions
-from dataset.embedded_corpus import build_embedded_corpus, documents
-from dataset.embedded_questions import answers, build_embedded_questions
+from dataset import embedded_corpus
+from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedded_questions, documents
 from dataset.reading.conversations import text_of_conversation
 from dataset.reading.documents import read_documents
 
@@ -41,8 +40,7 @@ def test_the_same_again_and_not_built_twice(corpus):
     assert list(documents()) == [text for _, text in read_documents(corpus)]
     before = corpus.stat()
     assert build_embedded_corpus(corpus) == corpus and corpus.stat() == before
-    left = {file.name for file in corpus.parent.iterdir()}
-    assert left == {corpus.name, f".{corpus.name}.lock"}, "no temporary file is left"
+    assert {file.name for file in corpus.parent.iterdir()} == {corpus.name, f".{corpus.name}.lock"}, "a temporary file"
 
 
 def test_of_two_that_start_together_one_builds(tmp_path, monkeypatch):
@@ -56,7 +54,7 @@ def test_of_two_that_start_together_one_builds(tmp_path, monkeypatch):
 
 def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_each_phrasing(tmp_path, monkeypatch):
     found = answers()
-    monkeypatch.setattr(embedded_questions, "answers", lambda: found)
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: found)
     assert 1000 < len(found) < 4000
     assert found["str.join"] == str.join.__doc__.split("\n\n")[0]
     assert found["len"] == "Return the number of items in a container."
@@ -67,5 +65,5 @@ def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_e
     for line in build_embedded_questions(tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines():
         assert text_of_conversation(json.loads(line))
         turns.append([message["content"] for message in json.loads(line)["conversations"]])
-    phrasings = embedded_questions.PHRASINGS
+    phrasings = embedded_corpus.PHRASINGS
     assert turns == [[phrasing.format(name), text] for name, text in found.items() for phrasing in phrasings]

@@ -3,7 +3,7 @@
 from common.start import ROOT
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
-from dataset.embedded_questions import build_embedded_questions
+from dataset.embedded_corpus import build_embedded_questions
 from trainer.pretrain.data import TextKind
 from trainer.sft.settings import USUAL_FILE
 
