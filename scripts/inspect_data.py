@@ -27,8 +27,7 @@ from common.files import relative_to_cwd
 from common.settings import flags_of
 from common.wording import announce, counted, one_line, printable
 from dataset.arrays import Ints
-from dataset.chat.answers import Answers
-from dataset.chat.encoder import ChatEncoder
+from dataset.chat.chat_corpus import ChatCorpus
 from dataset.quality.copies import NEAR_FROM, NO_EARLIER, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, oddities_of
 from dataset.reading.documents import is_chat_file
@@ -157,16 +156,14 @@ class DataLook:
         with tqdm(total=len(self.store), desc="texts", disable=not sys.stderr.isatty()) as bar:
             for i, store in enumerate(self.store.stores):
                 source_of_file: list[int] = []
-                files = []
                 for path in self.groups[i]:
                     of_path = find_files(path, self.run.text_suffixes, self.run.cache_dir)
                     source_of_file += [n_sources] * len(of_path)
-                    files += of_path
                     n_sources += 1
-                texts = stored_texts(store, files, self.encoder, self.run.text_field, self.run.split_text)
+                texts = stored_texts(store, store.files, self.encoder, self.run.text_field, self.run.split_text)
                 for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
                     self.source_of[number] = source_of_file[file]
-                    self.location_of[number] = f"{relative_to_cwd(files[file])}:{line}"
+                    self.location_of[number] = f"{relative_to_cwd(store.files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
                         # The store counts the bytes of the whole line.
@@ -194,9 +191,9 @@ class DataLook:
         answers = None
         # tokens of a document beside its text; of a conversation none: the template writes all
         added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
-        if isinstance(self.encoder, ChatEncoder):
+        if isinstance(self.corpus, ChatCorpus):
             added = 0
-            answers = Answers(*self.encoder.answer_marks).count(self.store, self.settings.max_seq_len - 1)
+            answers = self.corpus.answers.count(self.store, self.settings.max_seq_len - 1)
         rows = []
         for name, documents in self._documents_of_sources():
             lengths = self.lengths[documents]
@@ -271,8 +268,8 @@ class DataLook:
             positions = [position for position in range(plan.T) if documents[position] == i]
             begin, end = (int(offset) for offset in store.offsets[document : document + 2])
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
-            if isinstance(self.encoder, ChatEncoder):
-                tokens = Answers(*self.encoder.answer_marks).restore_turn_starts(tokens)
+            if isinstance(self.corpus, ChatCorpus):
+                tokens = self.corpus.answers.restore_turn_starts(tokens)
             # The first token is input only. Each further one is the target of the position before it.
             is_trained = [False] + [targets[position] >= 0 for position in positions]
             part = "whole"

@@ -54,7 +54,7 @@ BEFORE_ANSWER = re.compile(f"(?<={re.escape(ANSWER_BEGINS)})")
 class ChatEncoder(DocumentEncoder):
     """Encodes conversations as dataset/reading/conversations.py gives them: JSON with "messages" and perhaps "tools".
 
-    answer_marks: ids by which Answers (dataset/chat/answers.py) finds the assistant's messages. Errors: ValueError for a tokenizer without our template or tokens.
+    answer_marks: ids by which Answers (dataset/chat/chat_corpus.py) finds the assistant's messages. Errors: ValueError for a tokenizer without our template or tokens.
     """
 
     can_hold_out_part = False

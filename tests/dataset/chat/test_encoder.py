@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataset.chat.answers import Answers
+from dataset.chat.chat_corpus import Answers
 from dataset.chat.encoder import MARK, ChatEncoder
 from dataset.reading.conversations import text_of_conversation
 from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE
