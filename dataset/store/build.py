@@ -22,10 +22,11 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +98,6 @@ def open_or_build(
     choices = [choose_files(path, reading.text_suffixes, reading.cache_dir) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
     text_field, skip_bad_lines, split_text = reading.text_field, reading.skip_bad_lines, reading.split_text
-    document_end = split_text or encoder.document_end
     folders = candidate_folders(paths[0], files[0], reading.cache_dir)
     with user_errors():
         stats = stats_of(files)
@@ -105,12 +105,10 @@ def open_or_build(
         known = {tuple(stat): digest for folder in folders for *stat, digest in read_hashes(folder)}
         hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
         digests = known | hashed
-        data = []
-        for file, stat in zip(files, stats, strict=True):
-            kind = kind_of(file)
-            data.append((kind.suffix + kind.compression, digests[stat]))
+        kinds = [kind_of(file) for file in files]
+        data = [(kind.suffix + kind.compression, digests[stat]) for kind, stat in zip(kinds, stats, strict=True)]
     # Only if it changes what is read: other stores keep their names.
-    split = [split_text] if split_text and any(kind_of(file).is_text for file in files) else []
+    split = [split_text] if split_text and any(kind.is_text for kind in kinds) else []
     key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
     if text_field == CONVERSATION:
         key = digest_of_json([key, CHAT_VERSION])
@@ -126,14 +124,14 @@ def open_or_build(
                 store = open_store(folder / name, report=True)
                 if store is None:
                     # Before hours of tokenising
+                    document_end = split_text or encoder.document_end
                     texts = list(plain_texts(files, text_field, skip_bad_lines, document_end))
                     losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
                     if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
                         encoder.use_fastokens(texts)
                     with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
-                        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
-                        _tokenise(writer, source, files, stats, document_end, encode, num_procs, progress)
+                        _tokenise(writer, source, files, stats, encoder, reading, num_procs, progress)
                         notes = [f"{source}: {note}" for note in report_of(writer.notes)]
                         notes += losses if encoder.should_keep_text else []
                         writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
@@ -195,8 +193,8 @@ def _tokenise(
     source: str,
     files: list[Path],
     stats: list[Stats],
-    document_end: str | None,
-    encode: "BlockEncoder",
+    encoder: DocumentEncoder,
+    reading: TextSettings,
     num_procs: int | None,
     progress: bool,
 ) -> None:
@@ -211,11 +209,13 @@ def _tokenise(
     begin = last_line = time.monotonic()
     done = 0
     state = ""
-    blocks = (split_into_blocks(file, encode.text_field, BLOCK_BYTES, document_end) for file in files)
+    document_end = reading.split_text or encoder.document_end
+    blocks = (split_into_blocks(file, reading.text_field, BLOCK_BYTES, document_end) for file in files)
+    encode = partial(encode_block, encoder, reading)
     with closing(encode_blocks(chain.from_iterable(blocks), encode, num_procs)) as results:
         for block in results:
             for fault in block.faults:
-                skip_or_raise(fault, writer.bad_lines if encode.skip_bad_lines else None)
+                skip_or_raise(fault, writer.bad_lines if reading.skip_bad_lines else None)
             writer.add(block)
             done += block.source_bytes
             now = time.monotonic()
@@ -275,43 +275,37 @@ class EncodedBlock(NamedTuple):
     source_bytes: int  # bytes of the data file that this block took, for progress
 
 
-@dataclass
-class BlockEncoder:
-    """Turns blocks into EncodedBlocks; picklable."""
+def encode_block(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> EncodedBlock:
+    """Encodes the documents of a block, in a thread of its own."""
+    # fastokens caches up to 200 MB of words for each thread: they go with it.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_encode, encoder, reading, block).result()
 
-    encoder: DocumentEncoder
-    text_field: str
-    skip_bad_lines: bool
 
-    def __call__(self, block: Block) -> EncodedBlock:
-        # fastokens caches up to 200 MB of words for each thread: they go with it.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._encode, block).result()
-
-    def _encode(self, block: Block) -> EncodedBlock:
-        typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
-        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
-        for line, text in block.documents(self.text_field):
-            before = len(out.tokens)
-            if isinstance(text, str):
-                try:
-                    for ids in self.encoder.encode_in_parts(text):
-                        out.tokens.frombytes(ids.astype(typecode).tobytes())
-                except TooLongToEncode as error:
-                    del out.tokens[before:]
-                    text = BadLine("too long", str(error))
-            if isinstance(text, BadLine):
-                out.faults.append(Fault(str(block.path), line, *text.args))
-                if not self.skip_bad_lines:
-                    # The caller raises it: the rest of the block is not needed.
-                    break
-            elif len(out.tokens) > before:
-                # A text without tokens, from a tokenizer without BOS and EOS, is no document.
-                raw = self.encoder.body(text).encode()
-                out.lengths.append(len(out.tokens) - before)
-                out.text_bytes.append(len(raw))
-                out.hashes.append(hash_of_text(raw))
-        return out
+def _encode(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> EncodedBlock:
+    typecode = "H" if encoder.vocab_size <= 1 << 16 else "I"
+    out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
+    for line, text in block.documents(reading.text_field):
+        before = len(out.tokens)
+        if isinstance(text, str):
+            try:
+                for ids in encoder.encode_in_parts(text):
+                    out.tokens.frombytes(ids.astype(typecode).tobytes())
+            except TooLongToEncode as error:
+                del out.tokens[before:]
+                text = BadLine("too long", str(error))
+        if isinstance(text, BadLine):
+            out.faults.append(Fault(str(block.path), line, *text.args))
+            if not reading.skip_bad_lines:
+                # The caller raises it: the rest of the block is not needed.
+                break
+        elif len(out.tokens) > before:
+            # A text without tokens, from a tokenizer without BOS and EOS, is no document.
+            raw = encoder.body(text).encode()
+            out.lengths.append(len(out.tokens) - before)
+            out.text_bytes.append(len(raw))
+            out.hashes.append(hash_of_text(raw))
+    return out
 
 
 def hash_of_text(raw: bytes) -> int:
@@ -319,7 +313,9 @@ def hash_of_text(raw: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
-def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
+def encode_blocks(
+    blocks: Iterator[Block], encode: Callable[[Block], EncodedBlock], num_procs: int
+) -> Generator[EncodedBlock, None, None]:
     """Yields the encoded blocks in order. num_procs=1: no process is started."""
     if num_procs == 1:
         yield from map(encode, blocks)

@@ -19,7 +19,7 @@ import pytest
 from common.errors import DataError
 from dataset.reading.settings import TextSettings
 from dataset.store import build
-from dataset.store.build import BlockEncoder, open_or_build
+from dataset.store.build import open_or_build
 from dataset.store.token_store import FILES
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -262,9 +262,9 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     assert not list((tmp_path / ".token_store").glob("*/"))
 
 
-@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="another process has the real class")
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="another process has the real function")
 def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
-    monkeypatch.setattr(BlockEncoder, "__call__", lambda self, block: os._exit(9))
+    monkeypatch.setattr(build, "encode_block", lambda *_: os._exit(9))
     with pytest.raises(DataError, match=r"process \d+ ended with code 9;"):
         open_or_build(write_texts(tmp_path / "a.jsonl", TEXTS), encoder, num_procs=2)
 
