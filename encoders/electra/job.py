@@ -426,14 +426,12 @@ def open_vocabulary(
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
     """New networks. Errors: ValueError if flags, files and tokenizer do not fit."""
-    if settings.generator_config and settings.discriminator_config:
-        pair = (
-            config_of_file("--generator_config", settings.generator_config, settings, tokenizer),
-            config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer),
-        )
+    if settings.generator_config:
+        # Either both files are given or none.
+        generator, discriminator = (config_of_file(f"{name}_config", settings, tokenizer) for name in NETWORKS)
     else:
-        pair = configs_of_sizes(settings, len(tokenizer), tokenizer.pad_token_id)
-    return ElectraPretrainer(*pair, settings.sampling, settings.gen_smooth, settings.disc_smooth)
+        generator, discriminator = configs_of_sizes(settings, len(tokenizer), tokenizer.pad_token_id)
+    return ElectraPretrainer(generator, discriminator, settings.sampling, settings.gen_smooth, settings.disc_smooth)
 
 
 def configs_of_sizes(
@@ -450,17 +448,14 @@ def configs_of_sizes(
                 "generator's is divided by"
             )
 
-    def config(divisor: int) -> ElectraConfig:
-        width, heads, ffn = (sizes[name] // divisor for name in divided)
-        # The default is left out, so that the config is as other code writes it.
-        extra: dict[str, Any] = {} if settings.position_init == "normal" else {"position_init": settings.position_init}
+    divisor = sizes.pop("generator_divisor")
+    # The default is left out, so that the config is as other code writes it.
+    extra: dict[str, Any] = {} if settings.position_init == "normal" else {"position_init": settings.position_init}
+
+    def config(sizes: Mapping[str, Any]) -> ElectraConfig:
         return ElectraConfig(
+            **sizes,
             vocab_size=vocab_size,
-            embedding_size=sizes["embedding_size"],
-            hidden_size=width,
-            num_hidden_layers=sizes["num_hidden_layers"],
-            num_attention_heads=heads,
-            intermediate_size=ffn,
             hidden_dropout_prob=settings.dropout,
             attention_probs_dropout_prob=settings.dropout,
             max_position_embeddings=max(512, settings.max_seq_len),
@@ -469,16 +464,14 @@ def configs_of_sizes(
             **extra,
         )
 
-    discriminator = config(1)
-    return config(sizes["generator_divisor"]), discriminator
+    return config(sizes | {name: sizes[name] // divisor for name in divided}), config(sizes)
 
 
-def config_of_file(
-    flag: str, path: str, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase
-) -> ElectraConfig:
-    """The config in a JSON file of ElectraConfig fields; missing sizes of vocabulary and positions are as the run needs
-    them. Errors: UserError if it cannot be read, or does not fit."""
-    what = f"{flag} {path}"
+def config_of_file(flag: str, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraConfig:
+    """The config in a JSON file of ElectraConfig fields, which the flag names; missing sizes of vocabulary and positions are
+    as the run needs them. Errors: UserError if it cannot be read, or does not fit."""
+    path = getattr(settings, flag)
+    what = f"--{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     # is_decoder: both networks see the whole text. pad_token_id only selects the row of the embedding table that stays 0.
     fixed = {"is_decoder": False, "pad_token_id": tokenizer.pad_token_id}

@@ -155,9 +155,7 @@ def non_padding(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-def masked_lm_loss(
-    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def masked_lm_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(sum of the cross-entropies, number of right top predictions), 0-d. logits: [M, V]; labels: [M], or IGNORE."""
     logits = logits.float()
     loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
