@@ -24,8 +24,7 @@ FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks", "en
 # What may import encoders/: its scripts, which stand where users type them
 DOORS = ("trainer/train_electra.py", "trainer/train_glue.py")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-TRAINER = sorted((ROOT / "trainer").glob("*.py"))
-SCRIPTS = {path.stem for path in TRAINER if path.stem.startswith("train_")}
+SCRIPTS = {path.stem for path in (ROOT / "trainer").glob("train_*.py")}
 
 
 @cache

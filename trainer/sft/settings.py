@@ -70,7 +70,8 @@ class SftSettings(ConversationSettings, PretrainSettings):
         out = Path(self.out_dir)
         if self.from_resume:
             # What the newest run started from: newer pretrained weights may have come since.
-            for run in sorted(out.glob(f"{self.save_weight}_*_resume"), key=lambda run: -run.stat().st_mtime):
+            runs = out.glob(f"{self.save_weight}_*_resume")
+            if run := max(runs, key=lambda run: run.stat().st_mtime, default=None):
                 suffix = run.name.removeprefix(self.save_weight).removesuffix("_resume")
                 return out / f"{self.from_weight}{suffix}.pth"
         return newest_weight(out, f"{self.from_weight}_") or weight

@@ -34,6 +34,10 @@ def test_a_fine_tuning_starts_from_the_newest_weights_unless_it_is_told_others(d
     for named in (["--from_weight", str(there)], ["--hidden_size", "24", "--use_moe", "1"], []):
         assert train_sft.main([*plain, *named, "--max_updates", "1", "--save_weight", "new"]) == 0
         assert (f"weights: {there} (--from_weight" in capsys.readouterr().out) == ("--from_weight" not in named)
+    # A resume goes on with the weights that its run began with, though newer ones have come.
+    weight(tmp_path, "pretrain_99.pth", 2**31)
+    assert train_sft.main([*plain, "--max_updates", "1", "--save_weight", "new", "--from_resume", "1"]) == 0
+    assert f"weights: {there} (--from_weight" in capsys.readouterr().out
 
 
 def test_the_newest_weights_are_named_and_are_the_default_of_the_scripts(tmp_path, monkeypatch, capsys):
@@ -42,9 +46,8 @@ def test_the_newest_weights_are_named_and_are_the_default_of_the_scripts(tmp_pat
     assert existing_weights_hint(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
     for name, seconds in (("a_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
         weight(tmp_path, name, seconds)
-    weight(tmp_path, "pretrain_512_resume.pth", 99)
-    weight(tmp_path, "pretrain_512.json", 99)
-    weight(tmp_path, "a_256.best.pth", 99)
+    for name in ("pretrain_512_resume.pth", "pretrain_512.json", "a_256.best.pth"):
+        weight(tmp_path, name, 99)
     (tmp_path / "folder.pth").mkdir()
     assert existing_weights_hint(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
     with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
