@@ -38,12 +38,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 def compiler_error_line(error: BaseException) -> str:
     """Returns the error line of a compiler's output; part of a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if "error:" in line.lower():
-            return line[:LONGEST_REASON]
-    first = lines[0] if lines else ""
-    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    first = f"{type(error).__name__}: {lines[0]}"
+    return next((line for line in lines if "error:" in line.lower()), first)[:LONGEST_REASON]
 
 
 def loader_error_reason(error: BaseException) -> str:
@@ -70,7 +67,4 @@ def announce(text: str, to_stderr: bool = False) -> None:
         print(shown, file=stream, flush=True)
     except OSError:
         # The reader of the pipe is gone, or the terminal is closed.
-        if to_stderr:
-            sys.stderr = null_stream()
-        else:
-            sys.stdout = null_stream()
+        setattr(sys, "stderr" if to_stderr else "stdout", null_stream())

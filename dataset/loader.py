@@ -4,7 +4,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -112,9 +112,8 @@ class Loader:
         """As `updates`, but ends at a LoaderError, which is then in `failure`."""
         numbers = range(schedule.first_update, schedule.n_updates)
         # made lazily
-        recipes = (
-            recipe(range(lo, hi)) for update in numbers for lo, hi in schedule.slices(update, self.rank) if lo < hi
-        )
+        slices = chain.from_iterable(schedule.slices(update, self.rank) for update in numbers)
+        recipes = (recipe(range(lo, hi)) for lo, hi in slices if lo < hi)
         if self.num_workers:
             batches = self._from_processes(recipes, schedule.micro_batches(schedule.update_rows))
         else:

@@ -159,10 +159,7 @@ class Curve:
 
     def text(self) -> str:
         """For messages: `0.7 > 0.2`, with the points in between if there are any."""
-        parts = []
-        for progress, share in self.points:
-            parts.append(f"{share:.4g} at {progress:.4g}" if 0 < progress < 1 else f"{share:.4g}")
-        return " > ".join(parts)
+        return " > ".join(f"{share:.4g} at {at:.4g}" if 0 < at < 1 else f"{share:.4g}" for at, share in self.points)
 
 
 def read_mixture(path: Path) -> list[Source]:

@@ -50,8 +50,7 @@ class ModelConfig:
     num_hidden_layers: int = declare(8, architecture=True, exported=ALL_EXPORTS)
     num_attention_heads: int = declare(8, architecture=True, exported=ALL_EXPORTS)
     num_key_value_heads: int = declare(2, 4, architecture=True, exported=ALL_EXPORTS)
-    # default: hidden_size / num_attention_heads
-    head_dim: int = declare(None, architecture=True, exported=ALL_EXPORTS)
+    head_dim: int = declare(None, architecture=True, exported=ALL_EXPORTS)  # default: hidden_size / num_attention_heads
     intermediate_size: int = declare(None, architecture=True, exported=ALL_EXPORTS)
     hidden_act: str = declare("silu")
     rms_norm_eps: float = declare(1e-5, 1e-6, architecture=True, exported=ALL_EXPORTS)
@@ -59,8 +58,7 @@ class ModelConfig:
     max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
     dropout: float = declare(0.0, architecture=True)
     tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
-    # minimind3 only; minimind2 has a uniform distribution, see `MiniMindLM._init_weights`.
-    initializer_range: float = declare(0.02)
+    initializer_range: float = declare(0.02)  # minimind3; minimind2's is uniform, see `MiniMindLM._init_weights`
     bos_token_id: int | None = declare(1, exported=ALL_EXPORTS)
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
     pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
@@ -74,8 +72,7 @@ class ModelConfig:
     num_experts: int = declare(4, architecture=True, exported=EXPERT_EXPORTS, alias="n_routed_experts")
     num_experts_per_tok: int = declare(2, 1, architecture=True, exported=EXPERT_EXPORTS)
     n_shared_experts: int = declare(1, 0, architecture=True)
-    # default: intermediate_size
-    moe_intermediate_size: int = declare(None, architecture=True, exported=EXPERT_EXPORTS)
+    moe_intermediate_size: int = declare(None, architecture=True, exported=EXPERT_EXPORTS)  # default: intermediate_size
     router_aux_loss_coef: float = declare(0.1, 5e-4, architecture=True, exported=EXPERT_EXPORTS, alias="aux_loss_alpha")
     seq_aux: bool = declare(True, False, architecture=True)
     norm_topk_prob: bool = declare(True, architecture=True, exported=EXPERT_EXPORTS)
@@ -116,12 +113,9 @@ class ModelConfig:
         if self.moe_intermediate_size is None:
             self.moe_intermediate_size = self.intermediate_size
         heads, kv_heads, experts = self.num_attention_heads, self.num_key_value_heads, self.num_experts
+        divisible = f"divisible by num_key_value_heads={kv_heads} (--num_key_value_heads)"
         for name, is_right, what in (
-            (
-                "num_attention_heads",
-                heads % kv_heads == 0,
-                f"divisible by num_key_value_heads={kv_heads} (--num_key_value_heads)",
-            ),
+            ("num_attention_heads", heads % kv_heads == 0, divisible),
             ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
             ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
             ("hidden_act", self.hidden_act == "silu", "supported: only silu is"),

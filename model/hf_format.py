@@ -49,15 +49,9 @@ GENERATIONS_OF_TYPES = {config_class.model_type: form for form, (config_class, _
 
 # fields that MiniMind cannot vary: they must equal hf_config's
 FIXED_FIELDS = (
-    "hidden_act",
-    "use_sliding_window",
-    "attention_dropout",
-    "quantization_config",
-    "decoder_sparse_step",
-    "mlp_only_layers",
-    "norm_topk_prob",
-    "shared_expert_intermediate_size",
-)
+    "hidden_act", "use_sliding_window", "attention_dropout", "quantization_config", "decoder_sparse_step", "mlp_only_layers",
+    "norm_topk_prob", "shared_expert_intermediate_size",
+)  # fmt: skip
 
 # tensors that must be zero, since MiniMind has no such part
 ZERO = re.compile(

@@ -152,10 +152,7 @@ def export_parser() -> Parser:
 
 def export_gguf_parser() -> Parser:
     """The flags of export_gguf.py."""
-    p = Parser(
-        prog="export_gguf.py",
-        description="Export a model to llama.cpp and tools built on it, such as Ollama.",
-    )
+    p = Parser(prog="export_gguf.py", description="Export a model to llama.cpp and tools built on it, such as Ollama.")
     p.add_argument("--weight", help="a .pth of the trainer (default: as in generate.py), or a folder from export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     export_flags(p)

@@ -40,8 +40,7 @@ LanguageConfig: TypeAlias = "ModelConfig | PretrainedConfig"
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """The torch.dtype of a --dtype; auto: the trainer's default."""
-    dtype: torch.dtype = pick_dtype("bfloat16", device)[0] if name == "auto" else getattr(torch, name)
-    return dtype
+    return pick_dtype("bfloat16", device)[0] if name == "auto" else getattr(torch, name)
 
 
 def load(
@@ -61,7 +60,7 @@ def load(
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
-        embeddings = vocabulary_size(model.config)
+        embeddings = text_config(model.config).vocab_size
         check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model = model.to(target, dtype_of_flag(dtype, target))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
@@ -132,11 +131,6 @@ def text_config(config: "LanguageConfig") -> Any:
     return config if isinstance(config, ModelConfig) else config.get_text_config(decoder=True)
 
 
-def vocabulary_size(config: "LanguageConfig") -> int:
-    """Number of token embeddings."""
-    return int(text_config(config).vocab_size)
-
-
 def max_positions(config: "LanguageConfig") -> int:
     """Maximum length in tokens; MAX_INT for a model without a bound on positions, such as Bloom or Mamba."""
     positions = getattr(text_config(config), "max_position_embeddings", None)
@@ -170,7 +164,7 @@ def end_ids(model: "LanguageModel", eos_id: int | None) -> list[int]:
     configured: Any = settings.eos_token_id if settings else listed_end_ids(cast(MiniMindLM, model))
     for token_id in configured if isinstance(configured, list) else [configured]:
         # GPT-2s with another vocabulary keep the original's 50256.
-        if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):
+        if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < text_config(model.config).vocab_size:
             ids.append(token_id)
     return ids
 

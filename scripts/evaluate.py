@@ -21,6 +21,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from model.config import IGNORE
 from model.decoding import Sampling
 from model.model_minimind import MiniMindLM
 from scripts.arguments import FINE_TUNED, evaluate_parser, weight_of
-from scripts.common import dtype_of_flag, load, max_positions, note_untrained, trained_length, vocabulary_size
+from scripts.common import dtype_of_flag, load, max_positions, note_untrained, text_config, trained_length
 from scripts.generate import generate
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import autocast
@@ -194,11 +195,8 @@ def perplexity(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namesp
             byte_counts.append(len(encoder.body(text).encode()))
             word_counts.append(len(text.split()))
     scores = iter(scorer.score([row for rows in documents for row in rows]))
-    losses = []
-    tokens = []
-    for rows in documents:
-        losses.append(-math.fsum(next(scores) for _ in rows))
-        tokens.append(sum(len(row.ids) - row.start for row in rows))
+    losses = [-math.fsum(islice(scores, len(rows))) for rows in documents]
+    tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
     per_token = ratio(losses, tokens)
     # exp is increasing: it maps the ends of the interval to the ends of the new one.
     figures = {"loss": per_token, "perplexity": Metric(*map(exp, per_token))}
@@ -325,7 +323,7 @@ class Scorer:
         self.dtype = dtype
         # Measured: more positions than fit a CPU's caches are slower.
         positions = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
-        self.batch_tokens = max(min(positions, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
+        self.batch_tokens = max(min(positions, LOGITS_BYTES // (4 * text_config(model.config).vocab_size)), 1)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
@@ -371,8 +369,7 @@ class Scorer:
         # 0 where nothing is scored
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device), reduction="none")  # [B * T]
         # fp64: a sum over thousands of tokens keeps its digits.
-        sums: list[float] = (-losses.cpu().double()).view(B, T).sum(1).tolist()
-        return sums
+        return (-losses.cpu().double()).view(B, T).sum(1).tolist()
 
 
 # --------------------------------------------------------------------------------------------------- intervals

@@ -32,11 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(
-    weight: str | Path,
-    out: Path,
-    tokenizer_path: str | None = None,
-    dtype: str = "auto",
-    overwrite: bool = False,
+    weight: str | Path, out: Path, tokenizer_path: str | None = None, dtype: str = "auto", overwrite: bool = False
 ) -> float:
     """Write the file `out`; returns the largest change of a weight by rounding (0.0: none).
 

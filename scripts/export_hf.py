@@ -46,9 +46,9 @@ from scripts.common import (
     end_ids,
     load_model,
     max_positions,
+    text_config,
     tokenizer_folder,
     tokenizer_of,
-    vocabulary_size,
 )
 from scripts.foreign import as_minimind
 from trainer.machine.command_line import run_cli
@@ -80,11 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(
-    weight: str | Path,
-    out_dir: Path,
-    tokenizer_path: str | None = None,
-    dtype: str = "auto",
-    overwrite: bool = False,
+    weight: str | Path, out_dir: Path, tokenizer_path: str | None = None, dtype: str = "auto", overwrite: bool = False
 ) -> float:
     """Write `out_dir`; returns the largest difference of a logit (0.0: bitwise the same model).
 
@@ -244,7 +240,8 @@ def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncode
     """
     worst = torch.zeros(())
     positions = 0
-    check_vocabulary_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
+    embeddings = text_config(first.config).vocab_size
+    check_vocabulary_size(encoder.vocab_size, embeddings, "--tokenizer_path", fewer_are_fine=True)
     # Some parts, such as a window of attention, act only at a distance.
     for text in (*TEXTS, "".join(TEXTS) * 8):
         ids = torch.tensor([encoder.prompt_ids(text)[: max_positions(first.config)]])
@@ -268,14 +265,8 @@ def verdict(difference: float, positions: int, what: str) -> str:
 # -------------------------------------------------------------------------------------------------- the model card
 
 # Flags in the card: of the training, and others that shape what is learned; none that names files, hosts or accounts.
-NOT_SHAPING = {"from_resume", "max_bad_updates"}
-SHAPING = (
-    *[flag for flag in flags_of(TrainingSettings) if flag not in NOT_SHAPING],
-    "max_seq_len",
-    "init_scheme",
-    "dtype",
-    "val_fraction",
-)
+SHAPING = [flag for flag in flags_of(TrainingSettings) if flag not in ("from_resume", "max_bad_updates")]
+SHAPING += ["max_seq_len", "init_scheme", "dtype", "val_fraction"]
 
 
 def write_model_card(

@@ -100,5 +100,4 @@ def generate_foreign(
         logits_processor=LogitsProcessorList([listener] if listener else []),
         **drawing,
     )
-    new: list[int] = output[0, len(ids) :].tolist()
-    return new
+    return output[0, len(ids) :].tolist()

@@ -251,19 +251,19 @@ class TextStream:
     def add(self, token: int) -> None:
         self.count += 1
         self.held_back.append(token)
-        text = self._decode()
+        text = self._text_added(self.held_back)
         # The first bytes of a character decode to the replacement character.
         if text and not text.endswith("\ufffd"):
             self._print(text)
 
     def end(self) -> None:
         """Print the tokens held back, even half a character."""
-        self._print(self._decode())
+        self._print(self._text_added(self.held_back))
 
-    def _decode(self) -> str:
-        """The text of the tokens that are held back."""
+    def _text_added(self, tokens: list[int]) -> str:
+        """The text of tokens that follow those that are shown."""
         before = self._text_of(self.shown)
-        return self._text_of(self.shown + self.held_back)[len(before) :]
+        return self._text_of(self.shown + tokens)[len(before) :]
 
     def _text_of(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode([i for i in ids if i not in self.hidden]))

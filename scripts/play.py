@@ -147,9 +147,8 @@ class PieceStream(TextStream):
         token = int(tokens)
         probabilities = logits[0].float().softmax(-1)
         best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
-        likeliest = []
-        for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            likeliest.append([self._label(other), rounded(probability)])
+        others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        likeliest = [[self._label(other), rounded(probability)] for other, probability in others]
         # Before `add` holds it back with the others: its label is what it adds to these.
         self._tokens.append([self._label(token), rounded(float(probabilities[token])), likeliest])
         self.add(token)
@@ -160,8 +159,7 @@ class PieceStream(TextStream):
     def _label(self, token: int) -> str:
         if token in self.special:
             return printable(self.special[token])
-        before = self._text_of(self.shown)
-        text = self._text_of([*self.shown, *self.held_back, token])[len(before) :]
+        text = self._text_added([*self.held_back, token])
         # A model may have more embeddings than its tokenizer has entries.
         entry = str(self.tokenizer.convert_ids_to_tokens(token) or f"[{token}]")
         # Partial characters are shown as the entry.

@@ -203,9 +203,8 @@ def _files_of(path: Path, foreign: set[Path]) -> list[Path]:
         if not match.is_dir():
             files.append(match)
             continue
-        below = [
-            Path(folder, name).relative_to(match) for folder, names in _walk(match, seen, foreign) for name in names
-        ]
+        walk = _walk(match, seen, foreign)
+        below = [Path(folder, name).relative_to(match) for folder, names in walk for name in names]
         all_files = set(below)
         files += [match / file for file in below if not is_output(file, all_files)]
     # A pattern may match a file, its folder, and links to one of its folders: the first counts.
@@ -296,9 +295,8 @@ def _matches_of(pattern: Path, foreign: set[Path]) -> list[Path]:
     for part in parts:
         if part == "**":
             # Not glob's own `**`, which goes around a loop of links forty times.
-            matches = [
-                Path(folder) for top in matches if os.path.isdir(top) for folder, _ in _walk(top, set(), foreign)
-            ]
+            tops = filter(os.path.isdir, matches)
+            matches = [Path(folder) for top in tops for folder, _ in _walk(top, set(), foreign)]
         else:
             matches = _entries(matches, part, foreign)
     # A last `**` matches folders and files.
@@ -318,14 +316,10 @@ def _entries(folders: Sequence[Path], part: str, foreign: set[Path]) -> list[Pat
 
 def notices_on_files(files: Sequence[Path]) -> list[str]:
     """Lines on the files of a run: those that are read several times, and those called as a data set calls what it holds out."""
-    lines = []
     # Resolved, so that a file and a link to it count as one.
-    for name, count in Counter(str(file.resolve()) for file in files).items():
-        if count > 1:
-            lines.append(
-                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are repeated that "
-                "often in an epoch"
-            )
+    counts = Counter(str(file.resolve()) for file in files)
+    repeated = "without --deduplicate its documents are repeated that often in an epoch"
+    lines = [f"warning: --data_path names {name} {n} times: {repeated}" for name, n in counts.items() if n > 1]
     # Tests of source code are no data of a test.
     names = [os.path.abspath(file) for file in files if not kind_of(file).is_source]
     # ValueError: there is none, or they are on several drives.

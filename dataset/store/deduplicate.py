@@ -65,8 +65,7 @@ def _near_or_exact(first: TokenStore, texts: Iterator[str], exact: Copies, finge
     for folder in first.cache_folders:
         # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
         with contextlib.suppress(Exception):
-            cached: Bools = np.load(folder / name, allow_pickle=False)["is_copy"]
-            return cached
+            return np.load(folder / name, allow_pickle=False)["is_copy"]
     folder = first_writable(first.cache_folders)
     # Commands that start together all search, with the same result.
     if progress:

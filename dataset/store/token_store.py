@@ -116,10 +116,8 @@ class ConcatStore:
         # documents before each store, and in total
         self.bounds = np.cumsum([0] + [len(store) for store in stores])
         self.tokens = JoinedTokens([store.tokens for store in stores])
-        offsets = [np.zeros(1, np.int64)]
-        for store, before in zip(stores, self.tokens.bounds.tolist(), strict=False):
-            offsets.append(store.offsets[1:] + before)
-        self.offsets = np.concatenate(offsets)
+        ends = [store.offsets[1:] + before for store, before in zip(stores, self.tokens.bounds.tolist(), strict=False)]
+        self.offsets = np.concatenate([np.zeros(1, np.int64), *ends])
         self.text_bytes = np.concatenate([store.text_bytes for store in stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()

@@ -95,9 +95,7 @@ class DocumentEncoder:
         self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         # SHA-256 of everything that determines the ids of a text. Token stores and checkpoints record it: a change of the
         # contents or their order here would invalidate all existing ones.
-        added = []
-        for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
-            added.append((token_id, str(token), token.special))
+        added = [(i, str(token), token.special) for i, token in sorted(tokenizer.added_tokens_decoder.items())]
         options = [self.bos_id, self.eos_id, self._bos, self._eos, parse_special_tokens, added]
         self.fingerprint = hashlib.sha256((json.dumps(options) + self._backend.to_str()).encode()).hexdigest()
 

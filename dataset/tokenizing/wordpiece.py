@@ -81,12 +81,8 @@ def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[
         seen += visible[character]
     # BERT makes a word of each punctuation mark, so none continues one. ASCII marks such as "$", which Unicode calls
     # symbols, count too.
-    continuing = []
-    for character in found:
-        is_mark = unicodedata.category(character).startswith("P") or character in punctuation
-        if character in within and not is_mark:
-            continuing.append(character)
-    return found, continuing
+    within -= {mark for mark in found if unicodedata.category(mark).startswith("P") or mark in punctuation}
+    return found, [character for character in found if character in within]
 
 
 def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:

@@ -144,13 +144,11 @@ def value_of_label(task: Task, example: Example) -> float:
 class Features(NamedTuple):
     """A file's examples: arrays [N], but the tokens and types of all examples are concatenated."""
 
-    # ids, special tokens included, and the segment of each
-    tokens: Ints
-    types: Ints
+    tokens: Ints  # ids, special tokens included
+    types: Ints  # segment of each
     begin: Ints
     lengths: Ints
-    # int64 classes or float32 scores; [0] for a test file.
-    labels: np.ndarray
+    labels: np.ndarray  # int64 classes or float32 scores; [0] for a test file
 
 
 def encode_file(
@@ -239,8 +237,7 @@ def cached_features(
 class Totals(NamedTuple):
     """Totals of an update, over all micro-batches and ranks."""
 
-    # tokens without padding
-    targets: int
+    targets: int  # tokens without padding
     examples: int
 
 
@@ -265,21 +262,16 @@ class GluePlan:
 
     def documents_of(self, lo: int, hi: int) -> list[int]:
         """The numbers of the examples in the rows [lo, hi)."""
-        numbers: list[int] = self._order[lo:hi].tolist()
-        return numbers
+        return self._order[lo:hi].tolist()
 
 
 class Batch(NamedTuple):
     """Examples, padded to one length."""
 
-    # int64 [R, T].
-    ids: torch.Tensor
-    # int64 [R, T]: 1 where there is a token.
-    mask: torch.Tensor
-    # int64 [R, T]: segments, as the tokenizer has them.
-    types: torch.Tensor
-    # [R]: int64 classes or float32 scores; [0]: a test file's.
-    labels: torch.Tensor
+    ids: torch.Tensor  # int64 [R, T]
+    mask: torch.Tensor  # int64 [R, T]: 1 where there is a token
+    types: torch.Tensor  # int64 [R, T]: segments, as the tokenizer has them
+    labels: torch.Tensor  # [R]: int64 classes or float32 scores; [0]: a test file's
 
 
 class GlueAssembler:

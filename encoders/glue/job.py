@@ -57,16 +57,12 @@ class TaskData(NamedTuple):
 
     name: str
     task: Task
-    # {part of a run's identity: a digest that changes with it}
-    digests: dict[str, str]
+    digests: dict[str, str]  # {part of a run's identity: a digest that changes with it}
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
-    # None: nothing is trained.
-    train: GlueAssembler | None
-    # {suffix of the metrics' names: development file}
-    dev: dict[str, GlueAssembler]
-    # {name of the predictions: test file}
-    test: dict[str, GlueAssembler]
+    train: GlueAssembler | None  # None: nothing is trained
+    dev: dict[str, GlueAssembler]  # {suffix of the metrics' names: development file}
+    test: dict[str, GlueAssembler]  # {name of the predictions: test file}
 
 
 class GlueJob(Job):
@@ -413,8 +409,7 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
         inputs["attention_mask"] = ready_mask(batch.mask.bool())
     if has_segments(model.config):
         inputs["token_type_ids"] = batch.types
-    logits: torch.Tensor = model(**inputs).logits.float()
-    return logits
+    return model(**inputs).logits.float()
 
 
 def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -426,8 +421,7 @@ def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
 
 def predicted(task: Task, logits: torch.Tensor) -> np.ndarray:
     """Class numbers, or scores, of logits [N, n]."""
-    chosen: np.ndarray = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
-    return chosen
+    return (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
 
 
 def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str, float]:

@@ -15,24 +15,18 @@ MAX_SCORE = 1e16
 class Task(NamedTuple):
     """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file); if there is none, (folder, "test.tsv")."""
 
-    # the benchmark's folder, or the name of a custom task
-    folder: str
-    # columns of the sentences and of the label
-    text: Words
-    label: str
-    # label words in class order; empty: the label is a score
-    labels: Words
+    folder: str  # the benchmark's, or the name of a custom task
+    text: Words  # columns of the sentences
+    label: str  # column of the label
+    labels: Words  # label words in class order; empty: the label is a score
     metrics: Words
     epochs: int = 3
-    # Columns of train and dev files without a header.
-    names: Words = ()
+    names: Words = ()  # columns of train and dev files without a header
     dev: Files = (("", "dev.tsv"),)
     test: Files = ()
-    # The public file has lines with too few fields.
-    skip_short_lines: bool = False
+    skip_short_lines: bool = False  # the public file has lines with too few fields
     train: str = "train.tsv"
-    # least and largest score
-    bounds: tuple[float, float] = (0.0, 5.0)
+    bounds: tuple[float, float] = (0.0, 5.0)  # least and largest score
 
     @property
     def is_regression(self) -> bool:
