@@ -135,8 +135,7 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, words: Sequence[str]) -> str:
         """Returns the "did you mean" part of the error for unknown flags; "" if no known flag does the same or is spelt alike."""
-        options = [option for action in self._actions for option in action.option_strings]
-        known = [option.removeprefix("--") for option in options if option.startswith("--")]
+        known = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
         meant = []
         # Not their values. Texts from the web have dashes of print.
         for word in filter(re.compile("[-–—]").match, words):

@@ -236,13 +236,8 @@ class Corpus:
 
     def layout(self) -> dict[str, object]:
         """Settings that decide, besides the data, which document is in which row: a resume must not change them."""
-        layout: dict[str, object] = {
-            "max_seq_len": self.max_seq_len,
-            "seed": self.seed,
-            "pack": self.pack,
-            "long_documents": self.long_documents,
-            "val_fraction": self.val_fraction,
-        }
+        names = ("max_seq_len", "seed", "pack", "long_documents", "val_fraction")
+        layout: dict[str, object] = {name: getattr(self, name) for name in names}
         return layout | self.part_layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def sources_of_epoch(self, epoch: int) -> list[dict[str, Any]]:
@@ -386,14 +381,9 @@ class ValidationBatches:
     """
 
     def __init__(self, store: Documents, documents: Ints, max_seq_len: int, target_filter: TargetFilter | None) -> None:
+        cut = "split" if target_filter is None else "truncate"
         self.plan = EpochPlan(
-            store.offsets,
-            max_seq_len,
-            seed=0,
-            epoch=0,
-            long_documents="split" if target_filter is None else "truncate",
-            documents=documents,
-            shuffle=False,
+            store.offsets, max_seq_len, seed=0, epoch=0, long_documents=cut, documents=documents, shuffle=False
         )
         # first row of each batch
         self.first_rows = range(0, self.plan.n_rows, EVAL_ROWS)

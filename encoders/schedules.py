@@ -40,9 +40,4 @@ def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
 
 
 # values of --lr_schedule of train_electra.py and train_glue.py
-ENCODER_SCHEDULES = {
-    "original_linear": original_linear,
-    "separate_linear": separate_linear,
-    "one_cycle": one_cycle,
-    "adjusted_one_cycle": adjusted_one_cycle,
-}
+ENCODER_SCHEDULES = {f.__name__: f for f in (original_linear, separate_linear, one_cycle, adjusted_one_cycle)}

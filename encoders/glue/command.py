@@ -246,8 +246,9 @@ def read_tasks(
             if target not in test:
                 say(f"{folder / file} is not there: no predictions {target}.tsv")
         digests = {
-            "data": " ".join(keys),
+            # first, since the digest of the data depends on it
             "tokenizer": fingerprint[:16],
+            "data": " ".join(keys),
             "model (--model_path, --from_scratch)": of_model,
         }
         tasks.append(TaskData(name, task, digests, model, tokenizer, train, dev, test))

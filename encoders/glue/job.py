@@ -96,8 +96,6 @@ class GlueJob(Job):
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.tokenizer)
         self.model.train()
         entries = {
-            # first, since the digest of the data depends on it
-            "tokenizer": data.digests["tokenizer"],
             **data.digests,
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
