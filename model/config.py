@@ -19,9 +19,7 @@ ALL_EXPORTS = "all"
 EXPERT_EXPORTS = "experts"
 
 
-def declare(
-    *defaults: object, architecture: bool = False, exported: str | None = None, alias: str | None = None
-) -> Any:
+def declare(*defaults: Any, architecture: bool = False, exported: str | None = None, alias: str | None = None) -> Any:
     """A field of the config with one default, or one for each of GENERATIONS.
 
     architecture: with another value the weights do not fit, or compute something else, so a resumed run must have the same.

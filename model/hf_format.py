@@ -278,9 +278,8 @@ def load_network(
         # transformers makes random weights where the files have none: a config of a kilobyte must not fill the memory. Quantised
         # weights have half a byte each.
         with torch.device("meta"):
-            parameters = sum(
-                weight.numel() for weight in auto_class.from_config(config, trust_remote_code=False).parameters()
-            )
+            without_weights = auto_class.from_config(config, trust_remote_code=False)
+            parameters = sum(weight.numel() for weight in without_weights.parameters())
         n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
         if parameters > 2 * n_bytes:
             raise ValueError(f"its config asks for {parameters:,} parameters, the weight files have {n_bytes:,} bytes")

@@ -238,9 +238,8 @@ class DataLook:
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
-                remark = (
-                    f"{counted(int(counts[at]), f'{kind} copy', f'{kind} copies')}, the first in {self.location(copy)}"
-                )
+                n_copies = counted(int(counts[at]), f"{kind} copy", f"{kind} copies")
+                remark = f"{n_copies}, the first in {self.location(copy)}"
                 if kind == "near":
                     remark += f" (similarity {copies.similarity[copy]:.2f})"
                 begin, end = self.store.offsets[original : original + 2]

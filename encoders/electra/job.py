@@ -321,9 +321,8 @@ class ElectraJob(Job):
             target.mkdir(exist_ok=True)
             for name, network in zip(NETWORKS, self.model.networks(), strict=True):
                 # Generator and discriminator are one module here, and two models on disk.
-                state = {
-                    key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")
-                }
+                own = f"{name}."
+                state = {key.removeprefix(own): value for key, value in weights.items() if key.startswith(own)}
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
                     network.save_pretrained(temporary, state_dict=state)
                     save_wordpiece(self.tokenizer, temporary)
@@ -393,12 +392,10 @@ class ElectraJob(Job):
     def compile_model(self, overview: RunOverview) -> list[str]:
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
-        choice = "0" if settings.gradient_checkpointing else settings.use_compile
+        mode = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.batching.micro_rows, overview.plan.T)
         width = self.model.discriminator.config.hidden_size
-        return compile_blocks(
-            self.model.compile_training, choice, self.device, shape, overview.flops, self.dtype, width
-        )
+        return compile_blocks(self.model.compile_training, mode, self.device, shape, overview.flops, self.dtype, width)
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary
