@@ -155,10 +155,8 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask(None) for side in sides}
-    run: Run = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
-    for name in ("device", "rows", "max_seq_len", "slice"):
-        run[name] = getattr(args, name)
-    run["sides"] = {}
+    run: Run = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
+    run |= {name: getattr(args, name) for name in ("device", "rows", "max_seq_len", "slice")}
     for side in sides:
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
         seen = [min(n, T) for n in pairs]

@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,33 +148,14 @@ def against_plain_loop(device: torch.device) -> Iterator[Result]:
         yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
 
 
-Measurement = Callable[[torch.device], Iterator[Result]]
-# (name, measurement or checks)
-SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
-    ("machine", machine),
-    ("throughput", throughput),
-    ("trainer", gpu_checks.TRAINER),
-    ("numbers", gpu_checks.NUMBERS),
-    ("waiting and graphs", gpu_checks.WAITING),
-    ("bad numbers", gpu_checks.BAD_NUMBERS),
-    ("against the plain loop", against_plain_loop),
-]
-# Its checks only start trainers and look at their files: nothing is timed, so they run in parallel.
-PARALLEL_SECTION = 2
+def one_by_one(checks: Mapping[str, Check], device: torch.device) -> Iterator[Result]:
+    for name, check in checks.items():
+        yield result_of(name, check, device)
 
 
-def results_of(number: int, device: torch.device) -> Iterator[Result]:
-    """The results of a section, as they come."""
-    _, checks = SECTIONS[number]
-    if not isinstance(checks, Mapping):
-        yield from checks(device)
-        return
-    if number != PARALLEL_SECTION:
-        for name, check in checks.items():
-            yield result_of(name, check, device)
-        return
+def at_once(checks: Mapping[str, Check], device: torch.device) -> Iterator[Result]:
+    """As they end: a section that is stopped keeps finished results."""
     with ThreadPoolExecutor(len(checks)) as pool:
-        # A section that is stopped keeps finished results.
         for ended in as_completed(pool.submit(result_of, name, check, device) for name, check in checks.items()):
             yield ended.result()
 
@@ -189,6 +171,19 @@ def result_of(name: str, check: Check, device: torch.device) -> Result:
         findings = f"{type(error).__name__}: {error}"
         ok = False
     return {"what": name, "value": findings, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
+
+
+# (name, its measurements or checks)
+SECTIONS: list[tuple[str, Callable[[torch.device], Iterator[Result]]]] = [
+    ("machine", machine),
+    ("throughput", throughput),
+    # They only start trainers and look at their files: nothing is timed.
+    ("trainer", partial(at_once, gpu_checks.TRAINER)),
+    ("numbers", partial(one_by_one, gpu_checks.NUMBERS)),
+    ("waiting and graphs", partial(one_by_one, gpu_checks.WAITING)),
+    ("bad numbers", partial(one_by_one, gpu_checks.BAD_NUMBERS)),
+    ("against the plain loop", against_plain_loop),
+]
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:
@@ -209,12 +204,6 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def section_command(number: int, args: argparse.Namespace) -> list[str]:
-    """The command that runs a section."""
-    flags = ["--section", str(number), "--device", args.device, "--out", args.out]
-    return [sys.executable, str(Path(__file__).resolve()), *flags]
-
-
 def run_section(number: int, args: argparse.Namespace, limit: float) -> None:
     """Run a section in a process, which records its results; records how it ended. limit: in seconds."""
     if not limit:
@@ -223,15 +212,17 @@ def run_section(number: int, args: argparse.Namespace, limit: float) -> None:
         return
     start = time.monotonic()
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(args.cache).absolute())}
-    process = subprocess.Popen(section_command(number, args), env=environment, start_new_session=True)
-    reason = f"stopped after {limit:g} s"
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        try:
-            code = process.wait(limit)
-            reason = f"exit code {code}; its error is above" if code else ""
-        finally:
-            # Ctrl-C and SIGTERM reach only this process.
-            kill_group(process)
+    flags = ["--section", str(number), "--device", args.device, "--out", args.out]
+    command = [sys.executable, str(Path(__file__).resolve()), *flags]
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        code = process.wait(limit)
+        reason = f"exit code {code}; its error is above" if code else ""
+    except subprocess.TimeoutExpired:
+        reason = f"stopped after {limit:g} s"
+    finally:
+        # Ctrl-C and SIGTERM reach only this process.
+        kill_group(process)
     if reason:
         record({"what": "the section did not end", "value": reason, "ok": False}, number, args.out)
     record(figure("seconds of the section", round(time.monotonic() - start, 1)), number, args.out)
@@ -268,15 +259,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.section is not None:
         # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time, and graphs are refused.
         with deterministic() if args.device == "cuda" else contextlib.nullcontext():
-            for result in results_of(args.section, torch.device(args.device)):
+            _, results_of = SECTIONS[args.section]
+            for result in results_of(torch.device(args.device)):
                 record(result, args.section, args.out)
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu tries the command itself")
-    for name in ("SIGTERM", "SIGHUP"):
-        # They end this command as Ctrl-C does, and its section with it. Windows has no SIGHUP.
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
     path = Path(args.out)
     with user_errors():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ A check is a function of a device. It raises AssertionError if something is wron
 All of them run on a CPU too, to try the checks themselves.
 """
 
-import contextlib
 import functools
 import json
 import math
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,8 @@ def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
     """(loss of the batch, its gradient as one float64 vector on the CPU)."""
     with training.engine.autocast():
         loss, _ = training.engine.objective(training.batch, training.totals)
-    loss.backward()
-    parts = []
-    for parameter in training.model.parameters():
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        parts.append(gradient.detach().double().cpu().flatten())
-    training.model.zero_grad(set_to_none=True)
-    return loss.item(), torch.cat(parts)
+    gradients = torch.autograd.grad(loss, list(training.model.parameters()), materialize_grads=True)
+    return loss.item(), torch.cat([gradient.double().cpu().flatten() for gradient in gradients])
 
 
 @functools.cache
@@ -213,20 +207,6 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
     return f"six updates, {backend_name(training)}: the same weights to the last bit"
 
 
-@contextlib.contextmanager
-def waits_are_errors(device: torch.device) -> Iterator[None]:
-    """Within the block, anything that makes the host wait for a GPU raises."""
-    if device.type != "cuda":
-        yield
-        return
-    synchronize(device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, dtype: str = "bfloat16") -> str:
     """Five updates after two warm-up ones, on batches from main memory like the loader's."""
     on_gpu = device.type == "cuda"
@@ -243,9 +223,16 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
 
     for _ in range(2):
         update()
-    with waits_are_errors(device):
+    synchronize(device)
+    try:
+        if on_gpu:
+            # From here on anything that makes the host wait for it raises.
+            torch.cuda.set_sync_debug_mode("error")
         for _ in range(5):
             update()
+    finally:
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
     return f"five updates, {backend_name(training)}, {training.engine.dtype}"
 
 

@@ -2,7 +2,9 @@
 
 import json
 import signal
+import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from benchmarks import gpu, gpu_bits, gpu_checks
 from tests.helpers import is_running, wait_until
+from trainer.machine.command_line import run_cli
 
 CPU = torch.device("cpu")
 
@@ -22,11 +25,12 @@ def main(folder, *flags):
 
 
 @pytest.fixture
-def program(monkeypatch):
+def program(monkeypatch, tmp_path):
     """A function that puts a program of Python in the place of each section; its first argument is the path of --out."""
 
     def instead(text):
-        monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", text, args.out])
+        popen = partial(subprocess.Popen, [sys.executable, "-c", text, str(tmp_path / "gpu.jsonl")])
+        monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(**options))
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield instead
@@ -36,7 +40,8 @@ def program(monkeypatch):
 
 def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, program, capsys):
     fails = mock.Mock(side_effect=RuntimeError("no such kernel"))
-    monkeypatch.setattr(gpu, "SECTIONS", [("a section", {"first": fails, "second": lambda device: "fine"})] * 6)
+    section = partial(gpu.one_by_one, {"first": fails, "second": lambda device: "fine"})
+    monkeypatch.setattr(gpu, "SECTIONS", [("a section", section)] * 6)
     monkeypatch.setattr(gpu, "run_section", lambda number, args, limit: main(tmp_path, "--section", str(number)))
     code, (first, second) = main(tmp_path, "--sections", "5")
     assert code == 1
@@ -65,8 +70,8 @@ def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, 
         "print(os.getpid(), child.pid, file=open(sys.argv[1], 'a'), flush=True);"
         "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
-    with pytest.raises(KeyboardInterrupt):
-        main(tmp_path, "--sections", "0")
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        run_cli(lambda: main(tmp_path, "--sections", "0")[0])
     pids = [int(pid) for pid in (tmp_path / "gpu.jsonl").read_text().split()]
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_running, pids)))
