@@ -13,12 +13,11 @@ from dataset.packing import Totals
 from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
 from trainer.cuda_graphs import may_record
-from trainer.engine import Engine
+from trainer.engine import make_engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
 
@@ -58,7 +57,7 @@ class Training:
         torch.manual_seed(0)
         self.device = device
         config = ModelConfig(**fields)
-        self.model = MiniMindLM(config).to(device).train()
+        self.model = MiniMindLM(config).train()
         generator = torch.Generator().manual_seed(1)
         batch, self.context = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader yields it, and on the device
@@ -67,18 +66,17 @@ class Training:
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T
         products = pick_dtype(dtype, device)[0]
-        self.engine = Engine(
+        self.engine = make_engine(
             self.model,
-            build_optimizers(self.model, OptimizerSettings(learning_rate=LEARNING_RATE, optimizer=optimizer)),
             partial(pretrain_loss, self.model),
+            OptimizerSettings(learning_rate=LEARNING_RATE, optimizer=optimizer),
+            n_sums=n_sums(config),
+            identity={},
+            ranks=Ranks(),
             device=device,
             dtype=products,
-            ranks=Ranks(),
-            n_sums=n_sums(config),
             cuda_graphs=may_record(cuda_graphs, device, Ranks(), products, recomputes=False, dropout=0),
         )
-        if self.engine.graphs is not None:
-            self.engine.graphs.say = print
         choice = "1" if compiled else "0"
         for notice in compile_blocks(self.model.compile_training, choice, device, (rows, T), dtype=products):
             print(notice)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from common.wording import compiler_error_line
+from common.wording import announce, compiler_error_line
 from trainer.machine.ranks import Ranks
 
 # a job's NamedTuple of tensors and numbers
@@ -65,8 +65,6 @@ class UpdateGraphs:
         self.device = device
         self.state = state
         self.may_record = may_record
-        # receives a line if graphs do not work
-        self.say: Callable[[str], object] = lambda line: None
         for group in groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -131,7 +129,7 @@ class UpdateGraphs:
             torch._foreach_copy_(state, before)
         if why:
             self.may_record = False
-            self.say(f"training without CUDA graphs: {why}")
+            announce(f"training without CUDA graphs: {why}")
             return
         self.batch, self.totals = batch, totals
         self.replay_micro_batch = replay_micro_batch

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.errors import LoaderError, PrintedByAnotherRank
 from common.settings import write_settings
@@ -39,24 +39,16 @@ CHECK_BEFORE_SAVE_S = 5.0
 UPDATES_BEFORE_FREEZE = 3
 
 
-class Epoch(NamedTuple):
-    """The current epoch: its number from 0, its rows, and how they are distributed over updates and ranks.
-
-    updates_before: updates of the run before this epoch.
-    """
-
-    number: int
-    plan: JobPlan
-    schedule: UpdateSchedule
-    updates_before: int
-
-
 class Trainer:
     """Trains a Job, and owns the state that changes during a run."""
 
     # set by `prepare` and `fit`
     loader: Loader
     stopwatch: Stopwatch
+    # Of the current epoch: its rows, how they are distributed over updates and ranks, and the updates of the run before it
+    plan: JobPlan | None = None
+    schedule: UpdateSchedule
+    updates_before: int
 
     def __init__(self, job: Job, run_context: RunContext) -> None:
         self.job = job
@@ -68,15 +60,12 @@ class Trainer:
         self.engine = job.engine
         self.batching = job.batching
         self.reporter = Reporter(self.ranks.is_main)
-        if self.engine.graphs is not None:
-            self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, self.reporter)
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
         self.updates_here = 0
         self.progress = Progress()
         self.length = job.length
-        self.current_epoch: Epoch | None = None
         # For the log lines: fields besides loss and rate, the expected loss, and the FLOPs utilisation of one token per second, relative
         # to the measured peak of all ranks (0: not measured)
         self.shown: Sequence[str] = ()
@@ -226,14 +215,13 @@ class Trainer:
         """
         progress = self.progress
         # A plan may be large: free the last one before making the next.
-        self.current_epoch = None
+        self.plan = None
         # The clock of a budget may extend a run beyond the planned epochs.
         self.length.epochs = max(self.length.epochs, progress.epoch + 1)
         with self.stopwatch.paused(), wait_for_all_ranks(self.ranks):
-            plan = self.job.plan(progress.epoch)
-            schedule = self.batching.schedule(plan.n_rows, progress.row)
-        epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
-        self.current_epoch = epoch
+            self.plan = plan = self.job.plan(progress.epoch)
+            self.schedule = schedule = self.batching.schedule(plan.n_rows, progress.row)
+        self.updates_before = progress.update - schedule.first_update
         self.signals.arm()
         updates = self.loader.updates(plan.recipe, schedule)
         # A later failure is reported with an update. A rank without a first batch cannot take part in one, so the ranks ask each other.
@@ -247,7 +235,7 @@ class Trainer:
             totals = plan.totals(first_row, end_row)
             update = Update(
                 number=progress.update + 1,
-                epoch=epoch.number,
+                epoch=progress.epoch,
                 n_rows=plan.n_rows,
                 first_row=first_row,
                 end_row=end_row,
@@ -267,7 +255,7 @@ class Trainer:
                     self.engine.micro_batch(filler, totals, last=is_last, counts=False)
                 progress.step += 1
                 if not is_last:
-                    self.log(epoch, first_step + micro_batch, rate)
+                    self.log(update, first_step + micro_batch, rate)
             # This rank's requests to all ranks, sent with the update's one message. Stop: the number of a signal received, LOADER_FAILED
             # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
             # may take longer than the timer's interval, and training would wait for it.
@@ -275,7 +263,7 @@ class Trainer:
             is_free = self.ranks.is_main and not self.saver.checkpoints.is_writing()
             timer_is_due = is_free and self.save_timer.take_request()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
-            stop_request = self.after_update(epoch, update, rate)
+            stop_request = self.after_update(update, rate)
             if stop_request:
                 # this rank's own signal if it received one, else that of another rank
                 return stop_request if stop_request == LOADER_FAILED else self.signals.signum or stop_request
@@ -285,7 +273,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ after an update
 
-    def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
+    def after_update(self, update: Update, rate: float) -> int:
         """Count, log, evaluate, sample and save, in this order. Returns the stop request of any rank (STOP_REQUESTS), or 0."""
         # A thread reads the whole store; this raises once it has found tokens.bin to be damaged.
         if self.job.digest_check:
@@ -313,9 +301,9 @@ class Trainer:
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.save for outcome in outcomes)
         stop_request = max((int(outcome.stop_request) for outcome in outcomes), default=0)
-        self.record_outcomes(outcomes, epoch.plan)
+        self.record_outcomes(outcomes)
 
-        self.log(epoch, update.last_step, rate)
+        self.log(update, update.last_step, rate)
         if self.finished or (evaluation.evaluate is not None and self.is_due(evaluation.eval_interval, update)):
             # If a stop signal comes first, the resume does it.
             progress.evaluation_due = True
@@ -346,8 +334,8 @@ class Trainer:
             end, size = self.progress.update, 1
         return interval > 0 and end // interval > (end - size) // interval
 
-    def record_outcomes(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
-        """Record and report the outcomes of updates on rows of `plan`.
+    def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Record and report the outcomes of updates of the current epoch.
 
         Errors: UserError on rank 0 after --max_bad_updates skipped updates in a row, once the last save is on disk.
         """
@@ -356,9 +344,9 @@ class Trainer:
             if outcome.skipped <= self.progress.skipped:
                 continue
             self.progress.skipped = int(outcome.skipped)
-            self.reporter.say(lines.skipped_line(outcome, plan))
+            assert outcome.update is not None and self.plan is not None
+            self.reporter.say(lines.skipped_line(outcome, outcome.update, self.plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
-                assert outcome.update is not None
                 self.saver.finish()
                 fail_all_ranks(
                     self.ranks,
@@ -367,18 +355,18 @@ class Trainer:
                     "or look at the documents named above",
                 )
 
-    def log(self, epoch: Epoch, step: int, rate: float) -> None:
+    def log(self, update: Update, step: int, rate: float) -> None:
         """Log after the first micro-batch (or update) of each interval, and after the last one: means over the tokens of all ranks
         since the last line. step: within the epoch, from 0.
         """
-        progress, interval = self.progress, self.settings.log_interval
+        progress, interval, schedule = self.progress, self.settings.log_interval, self.schedule
         micro_batches = self.batching.micro_batches
         is_due = step % interval == 0
         if self.job.evaluation.counts_updates:
             update_number, micro_batch = divmod(step, micro_batches)
             # A line covers whole updates.
             is_due = update_number % interval == 0 and micro_batch == micro_batches - 1
-        if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
+        if not (is_due or step == schedule.n_steps - 1 or self.finished):
             return
         # a collective, though only rank 0 logs
         sums = self.engine.collect()
@@ -388,16 +376,16 @@ class Trainer:
         # epoch, within which the run may end.
         all_updates = self.length.last_update
         if all_updates == UNLIMITED:
-            all_updates = epoch.updates_before + epoch.schedule.n_updates * (self.length.epochs - epoch.number)
-        n_steps = int(min(epoch.schedule.n_steps, (all_updates - epoch.updates_before) * micro_batches))
+            all_updates = self.updates_before + schedule.n_updates * (self.length.epochs - update.epoch)
+        n_steps = int(min(schedule.n_steps, (all_updates - self.updates_before) * micro_batches))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
         step_seconds = self.stopwatch.seconds_per_step(progress.step)
         # The last update of an epoch, perhaps its only one, may have fewer micro-batches.
-        steps_per_update = epoch.schedule.n_steps / epoch.schedule.n_updates
+        steps_per_update = schedule.n_steps / schedule.n_updates
         steps_left = (all_updates - progress.update) * steps_per_update
         values: dict[str, Any] = {
-            "epoch": epoch.number + 1,
+            "epoch": update.epoch + 1,
             **metrics,
             "lr": rate,
             "grad_norm": progress.grad_norm,
@@ -414,7 +402,7 @@ class Trainer:
         expected = self.forecast(progress.tokens, rate) if self.forecast else None
         if expected is not None:
             values["expected_loss"] = expected
-        head = f"Epoch:[{epoch.number + 1}/{self.length.epochs}]({step}/{n_steps})"
+        head = f"Epoch:[{update.epoch + 1}/{self.length.epochs}]({step}/{n_steps})"
         self.reporter.log(progress, values, lines.log_line(values, head, self.shown))
 
     # ----------------------------------------------------------------------------------- evaluation and saving
@@ -466,8 +454,7 @@ class Trainer:
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         # A checkpoint includes the outcome of its last update.
-        if self.current_epoch is not None:
-            self.record_outcomes(self.engine.drain(), self.current_epoch.plan)
+        self.record_outcomes(self.engine.drain())
         self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
         self.saver.save(self.progress, is_last=self.finished)

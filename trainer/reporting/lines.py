@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import UserError
 from common.start import next_command
 from common.wording import counted
-from trainer.engine import Outcome
+from trainer.engine import Outcome, Update
 from trainer.job import UNLIMITED, Job, JobPlan, Progress, RunContext, RunOverview
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
@@ -103,10 +103,8 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         reporter.say(f"warning: no report ({error}): {first}{command}")
 
 
-def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
+def skipped_line(outcome: Outcome, update: Update, plan: JobPlan) -> str:
     """Line about an update that was not applied. plan: of its epoch."""
-    update = outcome.update
-    assert update is not None
     so_far = f"update {update.number} is not applied ({int(outcome.skipped)} so far)"
     if outcome.overflow:
         # No document is to blame: overflows are how the scaler finds its scale.
