@@ -35,7 +35,7 @@ from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
 from trainer.reducer import Reducer, make_reducer
 from trainer.settings import NONE, OptimizerSettings
-from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_as, sharded_state
 from trainer.snapshot import snapshot
 
 # The loss of a job, see above. Batch and totals are NamedTuples of the job.
@@ -115,9 +115,7 @@ class Engine:
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
-        self.parameters: list[torch.nn.Parameter] = []
-        for group in self.groups:
-            self.parameters += group["params"]
+        self.parameters: list[torch.nn.Parameter] = [p for group in self.groups for p in group["params"]]
         # True: each rank has a part of every parameter (trainer/sharding.py)
         self.is_sharded = is_sharded(self.parameters[0])
         # torch's initial scale, 2^16, loses ELECTRA's first updates. Its public trainers start with 2^11.
@@ -314,14 +312,11 @@ class Engine:
         return [Outcome._make([*host.tolist(), update])]
 
     def collect(self) -> list[float]:
-        """Returns the sums of all ranks since the last call, as floats (meaningless on ranks other than 0)."""
-        sums = self.sums
+        """Returns the sums of all ranks since the last call, as floats."""
         if self.ranks.world_size > 1:
-            if dist.get_backend() == "gloo":
-                # Gloo has no `reduce` for tensors on a GPU.
-                sums = sums.cpu()
-            dist.reduce(sums, dst=0)
-        values = sums.tolist()
+            # On all ranks, though only rank 0 logs: Gloo has no `reduce` for tensors on a GPU.
+            dist.all_reduce(self.sums)
+        values = self.sums.tolist()
         self.sums.zero_()
         return values
 
@@ -341,7 +336,8 @@ class Engine:
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Load a state dict of `weights`, which all ranks have."""
-        self.model.load_state_dict(sharded_weights(weights, self.model) if self.is_sharded else weights)
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: sharded_as(own[name], value) for name, value in weights.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """State for a resume, besides the weights. If the model is sharded, so are the moments in it."""

@@ -24,7 +24,7 @@ from model.model_minimind import MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import rng_state, set_rng_state
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import min_over_ranks, on_main
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,22 +45,17 @@ def gather_batch_rows(
     the last one and discards the result.
     """
     ranks = engine.ranks
-    # after the rows: the signal of each rank
-    table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
+    table = torch.zeros(shape, dtype=torch.float64)
+    signum = 0
     with evaluation_mode(engine):
         for first in range(0, len(rows_of_batch), ranks.world_size):
             i = first + ranks.rank
             has_batch = i < len(rows_of_batch)
             signum = signals.signum
             if engine.is_sharded:
-                # Ranks that compute together stop together.
-                largest = torch.tensor(signum, device=engine.device)
-                dist.all_reduce(largest, dist.ReduceOp.MAX)
-                signum = int(largest.item())
-            if signum:
-                table[shape[0] + ranks.rank, 0] = signals.signum
-                break
-            if not has_batch and not engine.is_sharded:
+                # Ranks that compute together stop together, by the largest number.
+                signum = int(-min_over_ranks(ranks, -signum))
+            if signum or not (has_batch or engine.is_sharded):
                 break
             values = compute(i if has_batch else len(rows_of_batch) - 1)
             if has_batch:
@@ -68,8 +63,7 @@ def gather_batch_rows(
     if ranks.world_size > 1:
         table = table.to(engine.device)
         dist.all_reduce(table)
-    table = table.cpu()
-    return table[: shape[0]], int(table[shape[0] :, 0].max())
+    return table.cpu(), int(-min_over_ranks(ranks, -signum))
 
 
 def sums_over_batches(

@@ -61,12 +61,6 @@ def sharded_as(like: torch.Tensor, value: Any) -> Any:
     )
 
 
-def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Shard a state dict of whole tensors, which each rank has, like the model."""
-    own = model.state_dict()
-    return {name: sharded_as(own[name], value) for name, value in weights.items()}
-
-
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Shard the state dict of an optimiser, which has whole tensors, like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
