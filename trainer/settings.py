@@ -172,9 +172,7 @@ class RunSettings(Protocol):
     batch_size: int
     accumulation_steps: int
     rows_per_update: int
-    grad_clip: float
     max_bad_updates: int
-    gradient_checkpointing: bool
     num_workers: int
     log_interval: int
     save_interval: int

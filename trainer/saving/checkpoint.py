@@ -49,6 +49,7 @@ from common.files import (
     rename,
     replace,
 )
+from common.wording import announce
 from trainer.saving.weights import save_with_digest
 
 ResultT = TypeVar("ResultT")
@@ -223,13 +224,7 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
 
-    def set_aside(
-        self,
-        files: Iterable[Path],
-        weights: Iterable[Path],
-        unsaved: Iterable[Path],
-        say: Callable[[str], None],
-    ) -> None:
+    def set_aside(self, files: Iterable[Path], weights: Iterable[Path], unsaved: Iterable[Path]) -> None:
         """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.
 
         weights (files or folders): linked into that folder, but also left in place until the fresh run, which may start from them,
@@ -258,12 +253,12 @@ class Checkpoints:
             hint = ""
             if Checkpoints(old).paths():
                 hint = "; --from_resume 1 would have continued it, and docs/reliability.md says how it still can"
-            say(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
+            announce(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
         for path in files:
             remove(path)
 
-    def newest(self, say: Callable[[str], None]) -> Path | None:
-        """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported by `say`.
+    def newest(self) -> Path | None:
+        """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported.
 
         Errors: UserError if there are some but none is intact.
         """
@@ -273,7 +268,7 @@ class Checkpoints:
                 continue
             if verified(path):
                 return path
-            say(f"{path}: damaged or without its digest; skipped")
+            announce(f"{path}: damaged or without its digest; skipped")
             self.damaged.add(path)
         if paths:
             raise UserError(

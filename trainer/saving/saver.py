@@ -73,10 +73,9 @@ class Saver:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
         # Each rank's sums are saved: added up in another order they would differ in the last bit.
         this_rank = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
-        ranks: list[Any] | None = [this_rank]
+        ranks: list[Any] = [this_rank] * self.ranks.world_size
         if self.ranks.world_size > 1:
-            ranks = [None] * self.ranks.world_size if self.ranks.is_main else None
-            dist.gather_object(this_rank, ranks, dst=0)
+            dist.all_gather_object(ranks, this_rank)
         clock = self.job.length.clock
         return {
             "format": FORMAT,
@@ -143,9 +142,7 @@ class Saver:
         with contextlib.suppress(UserError):
             if RunRecords.read(metrics).last("eta") == 0:
                 unsaved = []
-        self.checkpoints.set_aside(
-            [*records, *files.write_at_start, *stale], files.outputs.values(), unsaved, self.reporter.say
-        )
+        self.checkpoints.set_aside([*records, *files.write_at_start, *stale], files.outputs.values(), unsaved)
 
     def resume(self) -> Progress | None:
         """Load the newest intact checkpoint. Returns its progress, or None if there is none.
@@ -158,7 +155,7 @@ class Saver:
         digests = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
         compare_with_main(self.ranks, {"checkpoint": digests}, "one --out_dir, which all machines share")
         while True:
-            newest = on_main(self.ranks, lambda: self.checkpoints.newest(say))
+            newest = on_main(self.ranks, self.checkpoints.newest)
             if newest is None:
                 say(
                     f"--from_resume 1: there is no checkpoint in {self.checkpoints.folder} yet (--out_dir), starting afresh"

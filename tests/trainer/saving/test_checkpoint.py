@@ -73,7 +73,7 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
             checkpoints.save({**state(1), "evaluated": True}, 1, write_weights=print)
             with pytest.raises(KeyboardInterrupt):
                 checkpoints.wait()
-        path = Checkpoints(checkpoints.folder).newest(print)
+        path = Checkpoints(checkpoints.folder).newest()
         assert path is not None and ("evaluated" in load_checkpoint(path)) == ((number, after) >= (2, True))
         save(checkpoints, 1)
         assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
@@ -108,21 +108,15 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     """Through saves, a start, and a run that takes the place of another one."""
     folder = tmp_path / "run_resume"
     folder.mkdir()
-    copies = [
-        "update_best.pt",
-        "update_00000120_keep.pt",
-        "update_120.pt",
-        "update_0000000120.pt",
-        "update_gone.pt.sha256",
-    ]
-    foreign = {name: name.encode() for name in (".DS_Store", "notes.txt", "update_notes.tmp", *copies)}
+    odd = ["update_best.pt", "update_00000120_keep.pt", "update_120.pt", "update_0000000120.pt", "update_x.pt.sha256"]
+    foreign = {name: name.encode() for name in (".DS_Store", "notes.txt", "update_notes.tmp", *odd)}
     for name, content in foreign.items():
         (folder / name).write_bytes(content)
     checkpoints = Checkpoints(folder, keep=1)
     for update in (1, 2):
         save(checkpoints, update)
     (folder / "update_00000003.pt.77.tmp").touch()
-    assert names(checkpoints) == ["update_00000002.pt"] and checkpoints.newest(print).name == "update_00000002.pt"
+    assert names(checkpoints) == ["update_00000002.pt"] and checkpoints.newest().name == "update_00000002.pt"
     checkpoints.remove_leftovers()
     own = {"update_00000002.pt", "update_00000002.pt.sha256"}
     assert set(os.listdir(folder)) == own | foreign.keys()
@@ -130,7 +124,7 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     metrics = tmp_path / "run.metrics.jsonl"
     metrics.write_text("of the first run")
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoints.set_aside([metrics], [], [], print)
+    checkpoints.set_aside([metrics], [], [])
     old = tmp_path / "run_resume_old1"
     assert sorted(os.listdir(tmp_path)) == ["notes.txt", old.name]
     assert set(os.listdir(old)) == own | foreign.keys() | {metrics.name}
@@ -145,7 +139,7 @@ def test_weights_of_an_earlier_run_stay_until_those_of_the_fresh_one_replace_the
         path.write_text("of the first run")
     checkpoints = Checkpoints(tmp_path / "run_resume")
     for _ in range(2):
-        checkpoints.set_aside([], [weights, network], [], print)
+        checkpoints.set_aside([], [weights, network], [])
         assert weights.exists() and os.listdir(network) == ["model.safetensors"]
         (tmp_path / "run_resume").mkdir(exist_ok=True)
     old = tmp_path / "run_resume_old1"
@@ -164,7 +158,7 @@ def test_an_old_run_that_somebody_has_renamed_back_loses_nothing(tmp_path):
     for content in ("first", "second"):
         save(checkpoints, 1)
         metrics.write_text(content)
-        checkpoints.set_aside([metrics], [], [], print)
+        checkpoints.set_aside([metrics], [], [])
         os.rename(old, folder)
     assert (folder / metrics.name).read_text() == "second"
     assert (folder / f"{metrics.name}.before").read_text() == "first"
