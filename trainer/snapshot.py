@@ -16,21 +16,6 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
     """
     # by tensor id: a tied one is in the state more than once
     copies: dict[int, torch.Tensor | None] = {}
-    is_copying = False
-
-    def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
-        nonlocal is_copying
-        if is_sharded(tensor):
-            # One at a time: all of them may not fit on a GPU.
-            whole = tensor.full_tensor().detach()
-            return whole.to("cpu", copy=True) if keeps else None
-        if not keeps:
-            return None
-        if tensor.is_cuda:
-            # Copies from MPS are synchronous, as those from the CPU.
-            is_copying = True
-            return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
-        return tensor.detach().to("cpu", copy=True)
 
     def copied(value: Any) -> Any:
         if isinstance(value, dict):
@@ -40,14 +25,28 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
         if not isinstance(value, torch.Tensor):
             return value if keeps else None
         if id(value) not in copies:
-            copies[id(value)] = copy_of(value)
+            copies[id(value)] = copy_of(value, keeps)
         return copies[id(value)]
 
     result = copied(value)
-    if is_copying:
+    if torch.cuda.is_initialized():
         # Before this nothing may read a copy, and no update change its source.
         torch.cuda.synchronize()
     return result
+
+
+def copy_of(tensor: torch.Tensor, keeps: bool) -> torch.Tensor | None:
+    """See `snapshot`; a copy from a GPU may still be under way."""
+    if is_sharded(tensor):
+        # One at a time: all of them may not fit on a GPU.
+        whole = tensor.full_tensor().detach()
+        return whole.to("cpu", copy=True) if keeps else None
+    if not keeps:
+        return None
+    if tensor.is_cuda:
+        # Copies from MPS are synchronous, as those from the CPU.
+        return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
+    return tensor.detach().to("cpu", copy=True)
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class CopiesUnderWay(TorchFunctionMode):
 def test_a_snapshot_of_a_gpu_is_read_when_all_copies_are_there(monkeypatch):
     weight, moment = torch.randn(3, 4), torch.randn(4, 3).t()
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with CopiesUnderWay() as gpu:
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
         copy = snapshot({"weight": weight, "tied": weight, "moment": moment})

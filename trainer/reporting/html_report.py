@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -82,13 +81,11 @@ def draw(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     lines = []
-    lowest, highest = np.inf, 0.0
     several_runs = len(curves) > 1
     several_fields = len({curve.field for of_run in curves for curve in of_run}) > 1
     for i, (of_run, name) in enumerate(zip(curves, names, strict=True)):
         for j, curve in enumerate(of_run):
             x, y = curve.x, curve.y
-            lowest, highest = min(lowest, y.min()), max(highest, y.max())
             # One colour per run if there are several, else one per field
             colour = COLOURS[(i if several_runs else j) % len(COLOURS)]
             words = [name] * several_runs + [curve.label] * several_fields
@@ -100,10 +97,11 @@ def draw(
             # A line through one point would not show.
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
-    if logarithmic and lowest > 0 and highest / lowest > 3:
+    lowest, highest = axes.dataLim.intervaly
+    if logarithmic and 0 < 3 * lowest < highest:
         axes.set_yscale("log")
         # Powers of ten alone would give one or two labels.
-        if highest / lowest < 30:
+        if highest < 30 * lowest:
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else "{x:.4g}")
