@@ -111,11 +111,8 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
     (total, targets), stop_request = sums_over_batches(engine, len(batches), figures_of, 2, signals)
     mean = total / max(targets, 1)
-    values = {
-        "val_loss": mean,
-        # exp(710) overflows a float.
-        "perplexity": math.exp(min(mean, 700)),
-    }
+    # exp(710) overflows a float.
+    values = {"val_loss": mean, "perplexity": math.exp(min(mean, 700))}
     if batches.n_bytes is not None:
         values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
     return values, stop_request

@@ -177,12 +177,9 @@ class Clock:
         """Set `pace`, once enough updates are timed."""
         is_enough = self.knows_pace or len(self.update_seconds) >= MIN_TIMED
         usual = median(self.update_seconds) if is_enough else self.pace
-        slow = list(takewhile(lambda seconds: seconds > PAUSE_TIMES * usual, reversed(self.update_seconds)))
-        fast = list(
-            takewhile(
-                lambda seconds: self.has_new_pace and seconds * PAUSE_TIMES < usual, reversed(self.update_seconds)
-            )
-        )
+        latest = list(reversed(self.update_seconds))
+        slow = list(takewhile(lambda seconds: seconds > PAUSE_TIMES * usual, latest))
+        fast = list(takewhile(lambda seconds: self.has_new_pace and seconds * PAUSE_TIMES < usual, latest))
         if fast or (len(slow) >= NEW_PACE and sum(slow) > PAUSE_SHARE * self.seconds):
             # Not more of them than each update can be checked with
             self.update_seconds = deque(reversed(fast or slow), CHECKS)
@@ -193,11 +190,8 @@ class Clock:
         longest = max(PAUSE_TIMES * median(self.update_seconds), PAUSE_SHARE * self.seconds)
         without_pauses = [seconds for seconds in self.update_seconds if seconds <= longest]
         first_check = FIRST_CHECK * (self.seconds * (1 - TOLERANCE / 2) - self.spent())
-        if (
-            self.knows_pace
-            or len(self.update_seconds) == self.update_seconds.maxlen
-            or sum(without_pauses) >= first_check
-        ):
+        is_full = len(self.update_seconds) == self.update_seconds.maxlen
+        if self.knows_pace or is_full or sum(without_pauses) >= first_check:
             self.knows_pace = True
             self.pace = fmean(without_pauses)
 

@@ -34,9 +34,8 @@ class CompileTimes:
         self.seconds: dict[str, float] = {}
         # Whatever stands there was of use for speed alone.
         with contextlib.suppress(OSError, ValueError):
-            for name, seconds in read_object(self.path).items():
-                if isinstance(seconds, float):
-                    self.seconds[name] = seconds
+            known = read_object(self.path)
+            self.seconds = {name: seconds for name, seconds in known.items() if isinstance(seconds, float)}
 
     def least(self) -> float:
         """Seconds of the code that compiles fastest."""

@@ -51,9 +51,7 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
             announce(f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32")
             dtype = torch.float32
             break
-    copies = {}
-    for tensor in state_dict.values():
-        copies[tensor.data_ptr()] = tensor.to("cpu", dtype)
+    copies = {tensor.data_ptr(): tensor.to("cpu", dtype) for tensor in state_dict.values()}
     return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
 
 
