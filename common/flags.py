@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from common.errors import UserError
 from common.wording import one_line
 
 Number = TypeVar("Number", int, float)
@@ -116,6 +117,8 @@ class Parser(argparse.ArgumentParser):
     may_be_empty: tuple[str, ...] = ()
     # prefix of error messages: the settings file that is being read
     error_prefix = ""
+    # Errors are UserErrors: the flags come from Python, not from a shell.
+    raises = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -153,5 +156,7 @@ class Parser(argparse.ArgumentParser):
         message = one_line(f"{self.error_prefix}{message}")
         if len(message) > MAX_MESSAGE:
             message = f"{message[:MAX_MESSAGE]} ..."
+        if self.raises:
+            raise UserError(message)
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)

@@ -20,10 +20,12 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 
 import argparse
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
+from numbers import Number
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -100,6 +102,15 @@ class Settings:
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
         """Returns the settings of a command line; None: sys.argv."""
         return SettingsParser(cls).read(argv)
+
+    @classmethod
+    def words_of(cls, values: Mapping[str, object]) -> list[str]:
+        """The command line of {flag: value} from Python, checked. Errors: UserError."""
+        parser = SettingsParser(cls)
+        parser.raises = True
+        words = parser.words_of(values)
+        parser.read(words)
+        return words
 
     def values(self) -> dict[str, Any]:
         """{flag: value}"""
@@ -178,30 +189,35 @@ class SettingsParser(Parser):
             # Settings may check their files. The reason comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
         except ValueError as error:
+            # A UserError of the parser has its prefix already.
+            self.error_prefix = ""
             self.error(str(error))
+
+    def words_of(self, values: Mapping[str, object]) -> list[str]:
+        """The command line of {flag: value}: a text, a number, a boolean, a path, or a list of these; None: not given."""
+        take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
+        words = []
+        for name, value in values.items():
+            items = value if isinstance(value, list | tuple) else [value]
+            if value is None or not items:
+                continue
+            if not all(isinstance(item, str | Number | os.PathLike) for item in items):
+                self.error(f"{name}: expected a text, a number, true or false, or a list of these")
+            texts = [str(item) for item in items]
+            if f"--{name}" not in take_several:
+                # a flag with several values in one text, such as 25,50,100
+                texts = [",".join(texts)]
+            # `--name=text`, since the text may start with "-"
+            words += [f"--{name}={text}" for text in texts]
+        return words
 
     def _settings_in(self, path: Path) -> dict[str, Any]:
         """Returns {setting: value} of a YAML or JSON file. Errors: UserError, one line that names the file."""
         entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; expected lines such as `batch_size: 8`")
-        take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
         self.error_prefix = f"{path}: "
-        values: dict[str, Any] = {}
-        for name, entry in entries.items():
-            if entry is None or entry == []:
-                continue
-            items = entry if isinstance(entry, list) else [entry]
-            if not all(isinstance(item, str | bool) for item in items):
-                self.error(f"{name}: expected a text, a number, true or false, or a list of these")
-            texts = [str(item) for item in items]
-            if f"--{name}" not in take_several:
-                # a flag with several values in one text, such as 25,50,100
-                texts = [",".join(texts)]
-            for text in texts:
-                # `--name=text`, since the text may start with "-"
-                for dest, value in vars(self.parse_args([f"--{name}={text}"])).items():
-                    values[dest] = values.get(dest, []) + value if isinstance(value, list) else value
+        values = vars(self.parse_args(self.words_of(entries)))
         if "config" in values:
             self.error("config: not possible within a settings file")
         self.error_prefix = ""

@@ -1,5 +1,6 @@
 """What train_pretrain.py and train_sft.py do between their flags and the loop: split into processes, plan a budget, train."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,8 @@ from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
 from trainer.budget.plan import plan_path, refuse_forgotten_budget, write_plan
 from trainer.budget.planner import plan_run
-from trainer.job import RunContext
+from trainer.calls import Caller, Result
+from trainer.job import RunContext, RunFiles
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import ShareableBatch
@@ -23,21 +25,24 @@ from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import MAX_MICRO_ROWS, free_memory, why_not_divisible
 from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+from trainer.reporting.records import RunRecords
 from trainer.saving.run_folder import check_writable
 
 
-def run_command(job_class: type[PretrainJob], settings: PretrainSettings, argv: Sequence[str] | None) -> int:
+def run_command(
+    job_class: type[PretrainJob], settings: PretrainSettings, argv: Sequence[str] | None, caller: Caller | None = None
+) -> int:
     """Train what the flags say. Returns the exit code.
 
-    argv: the flags as typed, by a notebook or another program, which may have computed something before, and then cannot be
-    forked. None: this process was started for the run.
+    argv: the flags of a function's call, by a program that goes on. None: this process was started for the run. caller: of
+    `trainer.train`, gets the result.
     """
-    if argv is not None:
+    if argv is not None and caller is None:
         # start of the --budget clock
         restart_clock()
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
-    return launch(partial(train, job_class=job_class), settings, argv, partial(shareable_batch, settings))
+    return launch(partial(train, job_class=job_class), settings, argv, partial(shareable_batch, settings), caller)
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
@@ -89,4 +94,23 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     job.files.write_at_start = {plan_path(parts.stem): partial(write_plan, parts.settings, parts.stem, parts.ranks)}
     # Without the budget: the plan is in the other settings.
     job.files.settings = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
-    return Trainer(job, run_context).run()
+    exit_code = Trainer(job, run_context).run()
+    if run_context.caller:
+        run_context.caller.result = result_of(job.files, exit_code)
+    return exit_code
+
+
+def result_of(files: RunFiles, exit_code: int) -> Result:
+    """The result of a run that has ended."""
+    records = RunRecords(Path(f"{files.stem}.metrics.jsonl"))
+    # Only rank 0 has them, perhaps on another machine.
+    with contextlib.suppress(OSError):
+        records.read_new_lines()
+    return Result(
+        reason="stopped" if exit_code else "finished",
+        weights=files.outputs["weights"],
+        training_loss=records.last("loss"),
+        val_loss=records.last("val_loss"),
+        report=Path(f"{files.stem}.report.html") if files.settings.report and not exit_code else None,
+        samples=tuple((prompt, text) for update, prompt, text in records.samples if update == records.samples[-1][0]),
+    )

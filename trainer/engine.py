@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from common.processes import stop_signals
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
+from trainer.machine.command_line import EVENT
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
@@ -41,10 +42,10 @@ from trainer.snapshot import snapshot
 # The loss of a job, see above. Batch and totals are NamedTuples of the job.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
-# stop request of a rank whose loader failed; any other is the number of the signal received
+# stop request of a rank whose loader failed; any other is that of StopSignals
 LOADER_FAILED = 1 << 16
 # All stop requests. Messages are summed over the ranks, so each request has its own element.
-STOP_REQUESTS = (*stop_signals(), LOADER_FAILED)
+STOP_REQUESTS = (*stop_signals(), EVENT, LOADER_FAILED)
 
 
 class Update(NamedTuple):

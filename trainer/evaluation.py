@@ -51,7 +51,7 @@ def gather_batch_rows(
         for first in range(0, len(rows_of_batch), ranks.world_size):
             i = first + ranks.rank
             has_batch = i < len(rows_of_batch)
-            signum = signals.signum
+            signum = signals.stop_request
             if engine.is_sharded:
                 # Ranks that compute together stop together, by the largest number.
                 signum = int(-min_over_ranks(ranks, -signum))
@@ -163,7 +163,7 @@ class Sampler:
         for prompt in self.prompts:
             draw = partial(self.sample, engine, prompt)
             samples.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
-            stop_request = on_main(ranks, lambda: signals.signum)
+            stop_request = on_main(ranks, lambda: signals.stop_request)
             if stop_request:
                 # A resume samples all of them again.
                 return [], stop_request

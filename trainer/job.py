@@ -31,6 +31,7 @@ import torch
 from dataset.loader import MakesBatches
 from dataset.store.token_store import DigestCheck
 from trainer.batching import Batching
+from trainer.calls import Caller
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
@@ -63,7 +64,7 @@ class JobPlan(Protocol):
 @dataclass(frozen=True)
 class RunContext:
     """Ranks, device and stop signals of a run. command: its command line, for the report. notices: lines about the processes,
-    printed before the first update.
+    printed before the first update. caller: of a call from Python.
     """
 
     ranks: Ranks
@@ -71,6 +72,7 @@ class RunContext:
     signals: StopSignals
     command: str = ""
     notices: Sequence[str] = ()
+    caller: Caller | None = None
 
 
 @dataclass

@@ -3,16 +3,19 @@
 import contextlib
 import gc
 import os
+import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from common.start import script_path, shell_line
+from trainer.calls import Caller
 from trainer.job import RunContext
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads, processes_of, run_forked
@@ -29,10 +32,12 @@ def launch(
     settings: SettingsT,
     argv: Sequence[str] | None,
     batch_of: Callable[[], ShareableBatch | None] | None = None,
+    caller: Caller | None = None,
 ) -> int:
     """Call train(settings, run_context) with the ranks joined and stop signals caught. Returns its exit code.
 
-    argv: the flags as typed; None: this process's own. batch_of: gives the micro-batch that processes may share on a CPU.
+    argv: the flags of a function's call; None: this process was started for the run. batch_of: gives the micro-batch that
+    processes may share on a CPU.
     """
     # For the report: the command as a user types it in this folder.
     launcher = ["python"]
@@ -45,10 +50,23 @@ def launch(
         [*launcher, script_path(f"trainer/{settings.prog}"), *(word for word in typed if "--local-rank=" not in word)]
     )
 
+    # made by the program that calls, such as a worker of Ray Train
+    has_group = dist.is_initialized()
+    if caller is not None:
+        # An earlier call has left a model in reference cycles, and code that counts towards the compiler's limit.
+        gc.collect()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+
     def work(join: Join, notices: Sequence[str] = ()) -> int:
-        with StopSignals() as signals, contextlib.ExitStack() as at_end:
-            # A notebook that calls a command gets its threads back.
+        with StopSignals(caller.stop if caller else None) as signals, contextlib.ExitStack() as at_end:
+            # The program that calls gets back what a run changes.
             at_end.callback(torch.set_num_threads, torch.get_num_threads())
+            at_end.callback(torch.set_default_dtype, torch.get_default_dtype())
+            at_end.callback(random.setstate, random.getstate())
+            at_end.callback(np.random.set_state, np.random.get_state())
+            at_end.enter_context(torch.random.fork_rng(()))
+            torch.set_default_dtype(torch.float32)
             # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
             torch.set_num_threads(available_threads())
             at_end.callback(release_locks)
@@ -57,9 +75,9 @@ def launch(
                 at_end.enter_context(deterministic())
             ranks, device = join()
             compare_settings(ranks, settings)
-            exit_code = train(settings, RunContext(ranks, device, signals, command, notices))
+            exit_code = train(settings, RunContext(ranks, device, signals, command, notices, caller))
             # After an error this is not reached, and the other ranks would not reach it either.
-            if dist.is_initialized():
+            if dist.is_initialized() and not has_group:
                 # A sharded model refers to the process group, and is part of reference cycles.
                 gc.collect()
                 # A launcher that sees a rank exit ends the others, perhaps rank 0 before its tracker is done.
@@ -71,8 +89,11 @@ def launch(
     if batch_of is None:
         return work(join)
     assert isinstance(settings, DividedMachineSettings)
-    # In a notebook, which may have computed something, only if the flag says so.
-    n_processes, notices = processes_of(settings, batch_of, allow_auto=argv is None)
+    n_processes, notices = processes_of(settings, batch_of)
+    if argv is not None and n_processes > 1:
+        # A fork does not copy the threads of the program that calls, which may hold locks.
+        notices = [f"one process, though the command has {n_processes}: a program that calls a function is not forked"]
+        n_processes = 1
     if n_processes == 1:
         return work(join, notices)
     return run_forked(n_processes, partial(work, notices=notices))

@@ -59,7 +59,7 @@ class Trainer:
         self.signals = run_context.signals
         self.engine = job.engine
         self.batching = job.batching
-        self.reporter = Reporter(self.ranks.is_main)
+        self.reporter = Reporter(self.ranks.is_main, run_context.caller.on_log if run_context.caller else None)
         self.saver = Saver(job, self.reporter)
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
@@ -259,14 +259,14 @@ class Trainer:
             # This rank's requests to all ranks, sent with the update's one message. Stop: the number of a signal received, LOADER_FAILED
             # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
             # may take longer than the timer's interval, and training would wait for it.
-            stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
+            stop_request = self.signals.stop_request or (LOADER_FAILED if self.loader.failure else 0)
             is_free = self.ranks.is_main and not self.saver.checkpoints.is_writing()
             timer_is_due = is_free and self.save_timer.take_request()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
             stop_request = self.after_update(update, rate)
             if stop_request:
                 # this rank's own signal if it received one, else that of another rank
-                return stop_request if stop_request == LOADER_FAILED else self.signals.signum or stop_request
+                return stop_request if stop_request == LOADER_FAILED else self.signals.stop_request or stop_request
             if self.finished:
                 break
         return 0

@@ -68,8 +68,7 @@ class DividedMachineSettings(MachineSettings):
     cpu_processes: str = setting(
         "auto",
         check=auto_or(positive(int, MAX_PROCESSES)),
-        help="processes that share each micro-batch on a CPU (Linux only); 1: one process with all threads; several may hang in a "
-        "notebook that has computed with torch before",
+        help="processes that share each micro-batch on a CPU (Linux only); 1: one process with all threads",
     )
 
 

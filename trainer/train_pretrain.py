@@ -60,11 +60,7 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with these flags. Returns the exit code.
-
-    argv: of a notebook or another program; None: this process was started for the run, with its own flags. Errors: UserError
-    for what a user can fix; SystemExit for wrong flags.
-    """
+    """Train with these flags. Returns the exit code. argv: see `run_command`; `trainer.train` takes values."""
     return run_command(PretrainJob, PretrainSettings.parse(argv), argv)
 
 

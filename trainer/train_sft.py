@@ -14,6 +14,7 @@ from pretraining).
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -23,31 +24,35 @@ if __name__ == "__main__":
     from common.start import guard_imports
 
     guard_imports()
-    from trainer.sft.settings import SftSettings
-
-    # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
-    SftSettings.parse()
 
 import os
 
 from common.wording import announce
-from trainer.command import run_command
-from trainer.machine.command_line import run_cli
-from trainer.sft.job import SftJob, defaults_for_data_size
+from trainer.calls import CallableModule, Caller
+from trainer.machine.command_line import call, run_cli
 from trainer.sft.settings import SftSettings
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. argv: see `run_command`."""
-    settings, note = defaults_for_data_size(SftSettings.parse(argv))
+def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
+    """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. See `run_command`."""
+    settings = SftSettings.parse(argv)
+    # After --help and wrong flags, since they import torch, which takes seconds.
+    from trainer.command import run_command
+    from trainer.sft.job import SftJob, defaults_for_data_size
+
+    settings, note = defaults_for_data_size(settings)
     # Only one of torchrun's processes prints them.
     if os.environ.get("RANK", "0") in ("0", "-1"):
         if "from_weight" not in settings.user_set:
             announce(f"weights: {settings.from_weight} (--from_weight names others)")
         if note:
             announce(note)
-    return run_command(SftJob, settings, argv)
+    return run_command(SftJob, settings, argv, caller)
 
+
+# `from trainer import train_sft` is this function too: see `trainer.train`.
+train = partial(call, SftSettings, main)
+sys.modules[__name__].__class__ = CallableModule
 
 if __name__ == "__main__":
     run_cli(main)

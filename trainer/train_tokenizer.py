@@ -33,13 +33,15 @@ from common.errors import UserError, user_errors
 from common.flags import positive
 from common.processes import signals_blocked
 from common.settings import Settings, field_default, setting, switch
-from common.wording import announce, one_line
+from common.wording import announce
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import lost_text
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
+from trainer.calls import CallableModule
+from trainer.machine.command_line import end_process
 
 BPE, WORDPIECE = "bpe", "wordpiece"
 # In the class below, __doc__ is the class's.
@@ -124,33 +126,42 @@ class TokenizerSettings(VocabularySettings, SampleSettings):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with the given flags (default: the command line's). Returns the exit code."""
+    """Train with the given flags (default: the command line's). Returns the exit code. Errors: UserError."""
     settings = TokenizerSettings.parse(argv)
     out_dir = Path(settings.out_dir)
     weights = settings.weights or [1.0] * len(settings.data_path)
     sample = draw_sample(settings.data_path, weights, settings.sample_mb * 1e6, settings)
-    try:
-        # The text may be too small for this many entries, and the folder not writable.
-        with user_errors():
-            if settings.type == WORDPIECE:
-                texts = list(sample)
-                wordpiece = train_wordpiece(texts, settings.vocab_size, settings.lower_case)
-                round_trip = DocumentEncoder(wordpiece).round_trip
-                for notice in lost_text(texts, round_trip, f"{settings.data_path[0]}: the new tokenizer"):
-                    announce(notice)
-                with signals_blocked():
-                    save_wordpiece(wordpiece, out_dir)
-                announce(f"wrote {len(wordpiece)} entries to {out_dir / 'vocab.txt'}")
-            else:
-                tokenizer = train_bpe(sample, settings.vocab_size, pieces=settings.pieces)
-                with signals_blocked():
-                    save(tokenizer, out_dir)
-                announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}")
-    except UserError as error:
-        announce(f"error: {one_line(error)}", to_stderr=True)
-        return 2
+    # The text may be too small for this many entries, and the folder not writable.
+    with user_errors():
+        if settings.type == WORDPIECE:
+            texts = list(sample)
+            wordpiece = train_wordpiece(texts, settings.vocab_size, settings.lower_case)
+            round_trip = DocumentEncoder(wordpiece).round_trip
+            for notice in lost_text(texts, round_trip, f"{settings.data_path[0]}: the new tokenizer"):
+                announce(notice)
+            with signals_blocked():
+                save_wordpiece(wordpiece, out_dir)
+            announce(f"wrote {len(wordpiece)} entries to {out_dir / 'vocab.txt'}")
+        else:
+            tokenizer = train_bpe(sample, settings.vocab_size, pieces=settings.pieces)
+            with signals_blocked():
+                save(tokenizer, out_dir)
+            announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}")
     return 0
 
 
+def train(**flags: object) -> Path:
+    """Train with these flags, see `trainer.train`. Returns the folder of the tokenizer."""
+    words = TokenizerSettings.words_of(flags)
+    main(words)
+    return Path(TokenizerSettings.parse(words).out_dir)
+
+
+# `from trainer import train_tokenizer` is this function too.
+sys.modules[__name__].__class__ = CallableModule
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        end_process(error)

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-import time
 
-from common import processes
 from tests.helpers import ROOT
 
 
@@ -15,14 +13,6 @@ def test_the_imports_of_a_command_count():
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(ended.stdout) >= 0.3
-
-
-def test_a_command_that_is_called_as_a_function_counts_from_its_call(monkeypatch):
-    """A notebook may have run for hours before it calls a trainer with a budget."""
-    monkeypatch.setattr(processes, "_start_time", time.monotonic() - 3600)
-    assert processes.seconds_since_start() >= 3600
-    processes.restart_clock()
-    assert 0 <= processes.seconds_since_start() < 60
 
 
 # A signal that the start of a process holds back

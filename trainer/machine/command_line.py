@@ -1,4 +1,4 @@
-"""Start and end of a command: errors as one line, exit codes, and stop signals, on which a run saves and exits."""
+"""Start and end of a command or a call: errors as one line, exit codes, and stop signals, on which a run saves and exits."""
 
 import os
 import signal
@@ -11,9 +11,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common.errors import LoaderError, UserError, is_panic
-from common.processes import stop_signals
+from common.processes import restart_clock, stop_signals
+from common.settings import Settings
 from common.start import open_standard_streams
 from common.wording import loader_error_reason, null_stream, one_line
+from trainer.calls import Caller, Event, OnLog, Result
+
+# stop request of a caller's event
+EVENT = 1 << 15
+# Random states, locks of files and the clock of --budget are the process's.
+_one_call = threading.Lock()
 
 
 def run_cli(main: Callable[[], int | None]) -> None:
@@ -52,6 +59,26 @@ def run_cli(main: Callable[[], int | None]) -> None:
         end_process(
             UserError(f"a library has failed ({reason}): look at the tokenizer and the files that it was given")
         )
+
+
+def call(
+    command: type[Settings], main: Callable[..., int], on_log: OnLog = None, stop: Event | None = None, **flags: object
+) -> Result:
+    """The result of main(command line, caller), see `trainer.train`. Errors: UserError where a command ends with 2."""
+    if not _one_call.acquire(blocking=False):
+        raise UserError("another run is going on in this process: wait for its end, or start a process for each")
+    restart_clock()
+    caller = Caller(on_log, stop or Event())
+    try:
+        main(command.words_of(flags), caller)
+        return caller.result
+    except Exception as error:
+        line, exit_code = error_line(error) or ("", 1)
+        if isinstance(error, UserError) or exit_code != 2:
+            raise
+        raise UserError(line) from error
+    finally:
+        _one_call.release()
 
 
 def error_line(error: Exception) -> tuple[str, int] | None:
@@ -96,16 +123,16 @@ def end_process(error: Exception) -> NoReturn:
 
 
 def signal_name(signum: int) -> str:
-    """Name of a signal for users."""
-    return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+    """Name of a signal, or of EVENT, for users."""
+    return {signal.SIGINT: "Ctrl-C", EVENT: "its caller"}.get(signum) or signal.Signals(signum).name
 
 
 class StopSignals:
     """Stop signals request a stop after the current update, SIGUSR1 a save. A context manager; it restores the old handlers.
 
     Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. So does a second stop
-    signal later on. The launcher repeats a Ctrl-C within milliseconds: repeats within a second count as one signal, and
-    so does a repeated SIGTERM at any time.
+    signal later on. (During a call both do what they did before.) The launcher repeats a Ctrl-C within milliseconds:
+    repeats within a second count as one signal, and so does a repeated SIGTERM at any time.
 
     SIGHUP stays ignored if it was ignored at the start, so a run under nohup outlives its terminal.
 
@@ -114,7 +141,9 @@ class StopSignals:
 
     SAME_SIGNAL_S = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, event: Event | None = None) -> None:
+        # of a caller
+        self._event = event
         # The stop signal received; 0: none
         self.signum = 0
         self._save_requested = False
@@ -147,6 +176,11 @@ class StopSignals:
         """From here on a stop signal waits for the end of the update."""
         self._armed = True
 
+    @property
+    def stop_request(self) -> int:
+        """The stop signal received, EVENT if the caller's event is set, or 0."""
+        return self.signum or (EVENT if self._event and self._event.is_set() else 0)
+
     def take_save_request(self) -> bool:
         """True if a save was requested since the last call."""
         requested = self._save_requested
@@ -159,10 +193,14 @@ class StopSignals:
         # not return to Python. So a repeated SIGTERM still leads to the save.
         is_repeat = now - self._first_time <= self.SAME_SIGNAL_S or signum == self.signum == signal.SIGTERM
         is_second = self.signum and not is_repeat
-        if not self._armed or is_second:
+        if self._event and (not self._armed or is_second):
+            # Ctrl-C in a notebook raises KeyboardInterrupt.
+            signal.signal(signum, self._before[signum])
+            signal.raise_signal(signum)
+        elif not self._armed or is_second:
             # At once: an exception could be caught by whatever code is running, and ranks may wait in a collective.
             os._exit(128 + signum)
-        if not self.signum:
+        elif not self.signum:
             self.signum = signum
             self._first_time = now
 

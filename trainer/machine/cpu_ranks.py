@@ -70,11 +70,11 @@ SHARE_OF_MEMORY = 0.5
 
 
 def processes_of(
-    settings: DividedMachineSettings, batch_of: Callable[[], ShareableBatch | None], allow_auto: bool
+    settings: DividedMachineSettings, batch_of: Callable[[], ShareableBatch | None]
 ) -> tuple[int, list[str]]:
     """Returns (number of processes, lines for the user about it): that of --cpu_processes, or what suits the machine.
 
-    batch_of: gives the run's micro-batch, None if its flags clash. allow_auto: whether "auto" may start processes.
+    batch_of: gives the run's micro-batch, None if its flags clash.
     Errors: UserError for a number that does not fit the run, a device that is not available, or a broken launch.
     """
     asked = settings.cpu_processes
@@ -87,8 +87,7 @@ def processes_of(
         obstacle = "it works only on Linux"
     if obstacle and asked not in (AUTO, "1"):
         return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
-    is_one = bool(obstacle) or asked == "1" or (asked == AUTO and not allow_auto)
-    batch = None if is_one else batch_of()
+    batch = None if obstacle or asked == "1" else batch_of()
     if batch is None:
         return 1, []
     if asked == AUTO:

@@ -71,6 +71,9 @@ def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> 
             backend = "nccl"
         elif launched.is_main:
             announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
+    if dist.is_initialized():
+        # by the calling program, such as a worker of Ray Train
+        return launched, own_device
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,

@@ -12,6 +12,7 @@ from typing import Any
 from common.errors import UserError, optional_package
 from common.files import atomic_file
 from common.wording import announce, without_passwords
+from trainer.calls import OnLog
 from trainer.job import Progress
 from trainer.reporting.records import flat_numbers
 from trainer.settings import RunSettings
@@ -21,10 +22,11 @@ Say = Callable[[str], None]
 
 
 class Reporter:
-    """Prints and records. On ranks other than 0 nothing is opened, and the other methods are no-ops."""
+    """Prints and records. On ranks other than 0 nothing is opened, and the other methods are no-ops. on_log: gets each record."""
 
-    def __init__(self, is_main: bool) -> None:
+    def __init__(self, is_main: bool, on_log: OnLog = None) -> None:
         self.is_main = is_main
+        self.on_log = on_log or (lambda record: None)
         # the module wandb or swanlab
         self.tracker: Any = None
         self.file: io.FileIO | None = None
@@ -88,9 +90,10 @@ class Reporter:
     def record(self, progress: Progress, values: Mapping[str, Any]) -> None:
         """Append a line to the metrics file only. progress: its place on the axes that all lines share."""
         if self.file:
-            record = {"step": progress.step, "update": progress.update, "tokens": progress.tokens, **values}
+            axes = {"step": progress.step, "update": progress.update, "tokens": progress.tokens}
+            record = publishable({**axes, **values})
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
-            text = json.dumps(publishable(record), ensure_ascii=False)
+            text = json.dumps(record, ensure_ascii=False)
             line = text.encode(errors="backslashreplace") + b"\n"
             if self.is_cut:
                 # A full disk may have cut off the line before.
@@ -102,6 +105,7 @@ class Reporter:
             if problem and not self.is_cut:
                 self.say(f"warning: {self.file.name}: {problem}: lines are missing there; training continues")
             self.is_cut = bool(problem)
+            self.on_log(record)
 
     def close(self) -> None:
         if self.file:

@@ -264,7 +264,6 @@ WIKI = {"different": 2.51e7, "difficulty": 1.0}
     [
         (0.84e6, 2, 96, 4.0e6, FIVE_CORPORA, 4.551, 0.01),
         (1.21e6, 2, 128, 5.3e6, FIVE_CORPORA, 4.193, 0.02),
-        (1.60e6, 4, 128, 15.1e6, FIVE_CORPORA, 3.813, 0.025),
         # with the rates of today, which the others did not have yet: an hour of one core, and six
         (2.48e6, 5, 160, 32.8e6, ALL_OF_THEM, 3.530, 0.005),
         (7.28e6, 8, 256, 69.1e6, ALL_OF_THEM, 3.177, 0.005),
@@ -272,19 +271,12 @@ WIKI = {"different": 2.51e7, "difficulty": 1.0}
         (1.61e6, 2, 160, 12.7e6, {"different": 1.27e7, "difficulty": 0.858}, 3.434, 0.02),
         # rows of 1,024 and of 2,048
         (1.21e6, 2, 128, 2.0e6, {**ALL_OF_THEM, "context": 801}, 4.551, 0.02),
-        (2.48e6, 5, 160, 29.9e6, {**ALL_OF_THEM, "context": 801}, 3.474, 0.005),
-        (2.48e6, 5, 160, 26.4e6, {**ALL_OF_THEM, "context": 1316}, 3.458, 0.005),
-        (5.16e6, 5, 256, 41.3e6, {**ALL_OF_THEM, "context": 1316}, 3.220, 0.005),
         (7.28e6, 8, 256, 56.8e6, {**ALL_OF_THEM, "context": 1316}, 3.096, 0.005),
         # without heads that copy
         (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
         (0.52e6, 2, 0, 2.91e6, WIKI, 5.134, 0.05),
-        (2.02e6, 2, 0, 16.3e6, WIKI, 4.249, 0.05),
-        (5.16e6, 10, 0, 11.9e6, WIKI, 4.066, 0.05),
         # What three layers are known by
         (1.41e6, 3, 0, 17.6e6, WIKI, 4.286, 0.05),
-        # Two hours
-        (5.86e6, 3, 0, 40.5e6, ALL_OF_THEM, 3.540, 0.05),
         (7.28e6, 8, 0, 71.6e6, ALL_OF_THEM, 3.289, 0.05),
         # a megabyte of novels, read eight times
         (2.60e6, 2, 224, 2.3e6, {"different": 0.29e6, "difficulty": 0.841}, 4.066, 0.01),

@@ -117,16 +117,6 @@ def test_too_little_time_ends_soon(machine):
     assert len(factors) < 30 and factors[-1] <= 0.5
 
 
-def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():
-    """Reference: the rate before, or that of the plan with as many updates left."""
-    schedule = DecaySchedule(20, 60)
-    for update in (20, 33, 59):
-        for further in (3, 30, 300):
-            factor = schedule.factor(update)
-            moved = schedule.with_end(update, update + further, factor)
-            assert moved.factor(update) == pytest.approx(max(factor, min(further / 40, 1.0)))
-
-
 def most_that_fit(budget, update, evaluation, every, lost):
     """By brute force: the most updates of a run that knows all times."""
     updates = 0

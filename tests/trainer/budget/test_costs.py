@@ -1,8 +1,5 @@
 """What a planned run takes. Reference: its events, counted one after the other."""
 
-import mmap
-import os
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -19,7 +16,7 @@ from trainer.budget.compile_times import CACHED_SHARE
 from trainer.budget.costs import RunCosts, count_text
 from trainer.budget.planner import batchings, sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
-from trainer.machine.ranks import Ranks, SharedMemory
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS
 from trainer.pretrain.settings import PretrainSettings
 
@@ -132,24 +129,6 @@ def test_a_budget_is_compiled_for_if_it_earns_that_back(monkeypatch, tmp_path, s
 CONFIG = ModelConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
-@pytest.mark.parametrize(("least_seconds", "rounds"), [(2.0, 5), (10.0, 15)])
-def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypatch, least_seconds, rounds):
-    """The first five updates of two micro-batches take 1.2 s, later ones 0.4 s. A short one ends after five, as it always did."""
-    durations = []
-
-    def seconds(work, device):
-        work()
-        durations.append(0.6 if len(durations) < 11 else 0.2)
-        return durations[-1]
-
-    monkeypatch.setattr(costs, "seconds", seconds)
-    monkeypatch.setattr(costs, "TIMED_SHARE", least_seconds / 600)
-    of_micro_batch, of_rest, first = costs_of().timed(CONFIG, 2, times=5, compiled=False)
-    assert first == durations.pop(0) and len(durations) == 2 * rounds
-    assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
-    assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
-
-
 def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     """The machine seems to be a million times slower than it is."""
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4, 1e4))
@@ -158,16 +137,6 @@ def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     planned.measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
     assert planned.update_seconds(CONFIG, 2) == 4 * estimate
     assert best(SIZES, planned).updates > 0
-
-
-def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
-    """Reference: the size of the file, with Muon's matrices in it while updates are timed."""
-    file = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
-    ranks = Ranks(memory=SharedMemory(file, 1))
-    sizes_then = []
-    monkeypatch.setattr(costs, "seconds", lambda work, _: work() or sizes_then.append(os.fstat(file).st_size) or 0.1)
-    costs_of(machine={"ranks": ranks}).measure(CONFIG, Batching(Ranks(), 2, 2, 2), updates=100, compiled=False)
-    assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 
 @pytest.mark.parametrize(

@@ -68,33 +68,31 @@ def two_threads(monkeypatch):
 
 
 def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
-    assert processes_of(cpu(), wide, allow_auto=True)[0] == 2
-    assert processes_of(cpu("1"), wide, allow_auto=True) == (1, [])
-    processes, (line,) = processes_of(cpu("4"), wide, allow_auto=False)
+    assert processes_of(cpu(), wide)[0] == 2
+    assert processes_of(cpu("1"), wide) == (1, [])
+    processes, (line,) = processes_of(cpu("4"), wide)
     assert processes == 4
     assert line.startswith("4 processes of 1 thread share each micro-batch:")
-    # A function of another program does not divide that program by itself.
-    assert processes_of(cpu(), wide, allow_auto=False)[0] == 1
 
 
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
     monkeypatch.setattr(cpu_ranks.sys, "platform", "darwin")
-    assert processes_of(cpu(), wide, allow_auto=True)[0] == 1
-    _, (warning,) = processes_of(cpu("2"), wide, allow_auto=True)
+    assert processes_of(cpu(), wide)[0] == 1
+    _, (warning,) = processes_of(cpu("2"), wide)
     assert "--cpu_processes 2 has no effect" in warning
     monkeypatch.undo()
     for name, value in rank_environments(1)[0].items():
         monkeypatch.setenv(name, value)
-    assert processes_of(cpu("2"), wide, allow_auto=True)[0] == 1
+    assert processes_of(cpu("2"), wide)[0] == 1
 
 
 def test_what_cannot_be_shared_is_one_line(two_threads):
     with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
-        processes_of(cpu("3"), wide, allow_auto=True)
+        processes_of(cpu("3"), wide)
     # A plan will choose rows that three processes can share.
-    assert processes_of(cpu("3"), lambda: ShareableBatch(16, 512, M26, rows_are_open=True), allow_auto=True)[0] == 3
+    assert processes_of(cpu("3"), lambda: ShareableBatch(16, 512, M26, rows_are_open=True))[0] == 3
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
-        processes_of(cpu("2"), lambda: ShareableBatch(32, 512, M26, obstacle="because"), allow_auto=True)
+        processes_of(cpu("2"), lambda: ShareableBatch(32, 512, M26, obstacle="because"))
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             PretrainSettings.parse(["--cpu_processes", wrong])

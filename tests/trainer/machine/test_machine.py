@@ -17,7 +17,7 @@ from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_device, pick_dtype, seed_everything
+from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.ranks import Ranks, init_distributed_mode, rendezvous_store
 
 CPU = torch.device("cpu")
@@ -49,15 +49,6 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     chosen, notices = pick_dtype("bfloat16", CPU)
     assert chosen is dtype and bool(notices) is not native
     assert [pick_dtype(name, CPU) for name in ("float16", "float32")] == [(torch.float16, []), (torch.float32, [])]
-
-
-def test_each_rank_and_each_seed_draws_numbers_of_its_own():
-    """Resuming with the random state: tests/faults."""
-    drawn = []
-    for seed, rank in ((5, 0), (5, 1), (7, 0), (5, 0)):
-        seed_everything(seed, rank=rank)
-        drawn.append(float(torch.rand(())))
-    assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
 
 
 def test_under_nohup_a_terminal_that_closes_does_not_stop_the_run():

@@ -1,0 +1,118 @@
+"""`from trainer import train`: a run called from Python. Reference: the weights of the command with the same flags, bit for bit."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from common import processes
+from common.errors import UserError
+from tests.chats import write_chats
+from tests.helpers import ROOT, SMALL, command_line, flags
+from trainer import train, train_sft, train_tokenizer
+
+RUN = {**SMALL, "epochs": 2, "dropout": 0.1, "val_fraction": 0.2, "sample_prompts": ["the", "a"]}
+
+
+@pytest.fixture(scope="module")
+def weights(data, tmp_path_factory):
+    """What the command writes."""
+    out = tmp_path_factory.mktemp("command")
+    ended = command_line(flags(**RUN, data_path=data, out_dir=out))
+    assert ended.returncode == 0, ended.stderr
+    return (out / "pretrain_16.pth").read_bytes()
+
+
+def state_of_process():
+    random_states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    return random_states, signal.getsignal(signal.SIGINT), torch.get_default_dtype(), dist.is_initialized()
+
+
+def test_calls_have_the_bits_of_the_command(data, weights, tmp_path, monkeypatch):
+    """Two in a row, the second in a thread. They use a process group of the program, as a worker of Ray Train has one, and leave
+    the process as it was. The clock of a budget starts at the call.
+    """
+    for variable in ("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=localhost", "MASTER_PORT=1"):
+        monkeypatch.setenv(*variable.split("="))
+    monkeypatch.setattr(processes, "_start_time", time.monotonic() - 3600)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.set_default_dtype(torch.float64)
+    before, lines, results = state_of_process(), {"a": [], "b": []}, {}
+
+    def call(name):
+        options = {**RUN, "data_path": Path(data), "out_dir": tmp_path / name, "report": True}
+        results[name] = train(**options, on_log=lines[name].append), processes.seconds_since_start()
+
+    try:
+        call("a")
+        thread = threading.Thread(target=call, args="b")
+        thread.start()
+        thread.join()
+        assert state_of_process() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+        dist.destroy_process_group()
+    assert len(results) == 2
+    for name, (result, seconds) in results.items():
+        assert result.weights == tmp_path / name / "pretrain_16.pth" and result.weights.read_bytes() == weights
+        assert result.reason == "finished" and result.report.is_file() and seconds < 600
+        recorded = [json.loads(line) for line in result.weights.with_suffix(".metrics.jsonl").read_text().splitlines()]
+        assert lines[name] == recorded
+        last = {name: value for record in recorded for name, value in record.items()}
+        assert (result.training_loss, result.val_loss) == (last["loss"], last["val_loss"])
+        assert [prompt for prompt, _ in result.samples] == ["the", "a"]
+        assert "train_pretrain.py --hidden_size=16 --num_hidden_layers=1 " in recorded[0]["command"]
+
+
+def test_an_event_stops_a_run_which_a_resume_finishes(data, weights, tmp_path, capsys):
+    options, stop = {**RUN, "data_path": [data], "out_dir": tmp_path}, threading.Event()
+    stopped = train(**options, stop=stop, on_log=lambda line: line["update"] == 3 and stop.set())
+    assert (stopped.reason, stopped.report) == ("stopped", None) and stopped.training_loss > 0
+    assert "stopped by its caller after update 4; everything is saved" in capsys.readouterr().out
+    assert train(**options, from_resume=True).reason == "finished"
+    assert stopped.weights.read_bytes() == weights
+
+
+def test_fine_tuning_and_a_tokenizer_by_the_names_of_their_modules(data, tmp_path):
+    folder = train_tokenizer(data_path=[data], vocab_size=300, out_dir=tmp_path / "tokenizer")
+    assert (folder / "tokenizer.json").is_file()
+    options = {**SMALL, "max_seq_len": 64, "max_updates": 1, "out_dir": tmp_path}
+    base = train(**options, data_path=data)
+    tuned = train_sft(**options, data_path=write_chats(tmp_path / "chats.jsonl"), from_weight=base.weights)
+    assert tuned.weights == tmp_path / "full_sft_16.pth" and tuned.weights.is_file() and tuned.val_loss is None
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"learing_rate": 1e-3}, r"unrecognized arguments: --learing_rate=0.001; did you mean --learning_rate\?$"),
+        ({"batch_size": -1}, "argument --batch_size: -1 must be a number above 0"),
+        ({"data_path": {}}, "data_path: expected a text, a number"),
+        ({"config": "no.yaml"}, "argument --config: no.yaml cannot be read"),
+        ({"data_path": "no.jsonl"}, "no.jsonl"),
+        ({"on_log": lambda line: train()}, "another run is going on in this process"),
+    ],
+)
+def test_what_a_user_can_fix_is_a_user_error(data, tmp_path, wrong, said):
+    with pytest.raises(UserError, match=said):
+        train(**{**SMALL, "data_path": data, "out_dir": tmp_path, **wrong})
+
+
+def test_an_import_brings_next_to_nothing():
+    """And a wrong flag nothing of torch."""
+    program = (
+        "import sys; before = set(sys.modules); from trainer import train; print(len(sys.modules.keys() - before))\n"
+    )
+    program += "try: train(nonsense=1)\nexcept ValueError: print({'torch', 'numpy'} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    imported, heavy = ended.stdout.splitlines()
+    assert int(imported) == 2 and heavy == "set()", ended.stderr
