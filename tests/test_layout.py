@@ -2,7 +2,6 @@
 
 import ast
 import graphlib
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -82,13 +81,6 @@ def test_no_rooms_import_each_other_in_a_circle(folder):
         room = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
         edges.setdefault(room, set()).update(rooms - {room})
     graphlib.TopologicalSorter(edges).prepare()
-
-
-def test_no_script_shadows_a_dependency():
-    """Run by path, its folder is searched first. References: the import names of what is installed."""
-    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
-    stems = {path.stem for folder in ("trainer", "scripts") for path in (ROOT / folder).iterdir()}
-    assert not (stems - {"__init__"}) & taken
 
 
 def calls(path):

@@ -30,11 +30,7 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
             raise error
         os.rename(source, target)
 
-    with (
-        mock.patch.object(os, "fsync", fsync),
-        mock.patch.object(os, "replace", replace),
-        atomic_file(path) as file,
-    ):
+    with mock.patch.object(os, "fsync", fsync), mock.patch.object(os, "replace", replace), atomic_file(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"

@@ -38,6 +38,8 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
     # Upper bound, as if each row were one document: this decides on compiling.
     flops = flops_per_token(config, first_plan.T) * n_rows * first_plan.T / ranks.world_size
     trained = first_plan.row_targets(0, first_plan.n_rows)
+    # What a trained token of this corpus really needs
+    token_flops = flops_per_token(config, mean_context(first_plan)) * (first_plan.n_pairs / trained)
     parameters = parameter_count(config)
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.truncation_report(plan)]
@@ -71,11 +73,11 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         plan=plan,
         lines=lines,
         notices=notices,
-        model_fields={**record_of(config), "parameters": parameters},
+        model_fields={**record_of(config), "parameters": parameters, "flops_per_token": token_flops},
         n_documents=len(corpus.documents),
         data_fields=data_fields,
-        # For the utilisation in the log: FLOPs that a trained token of this corpus really needs.
-        flops_per_token=flops_per_token(config, mean_context(first_plan)) * (first_plan.n_pairs / trained),
+        # for the utilisation in the log
+        flops_per_token=token_flops,
         flops=flops,
         tokens=n_rows * first_plan.T * first_plan.fill,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.

@@ -168,9 +168,3 @@ def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
     panic = type("PanicException", (BaseException,), {})("index out of bounds")
     said = complaint(capsys, mock.Mock(side_effect=panic), [])
     assert said.startswith("error: a library has failed (PanicException: index out of bounds): ")
-
-
-def test_other_errors_of_torch_keep_their_traceback():
-    assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
-    wrong_here = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected"
-    assert error_line(torch.distributed.DistBackendError(wrong_here)) is None
