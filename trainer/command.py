@@ -102,7 +102,8 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
 
 def result_of(files: RunFiles, exit_code: int) -> Result:
     """The result of a run that has ended."""
-    records = RunRecords(Path(f"{files.stem}.metrics.jsonl"))
+    metrics, report = (Path(f"{files.stem}.{ending}") for ending in ("metrics.jsonl", "report.html"))
+    records = RunRecords(metrics)
     # Only rank 0 has them, perhaps on another machine.
     with contextlib.suppress(OSError):
         records.read_new_lines()
@@ -111,6 +112,6 @@ def result_of(files: RunFiles, exit_code: int) -> Result:
         weights=files.outputs["weights"],
         training_loss=records.last("loss"),
         val_loss=records.last("val_loss"),
-        report=Path(f"{files.stem}.report.html") if files.settings.report and not exit_code else None,
+        report=report if report.is_file() and not exit_code else None,
         samples=tuple((prompt, text) for update, prompt, text in records.samples if update == records.samples[-1][0]),
     )
