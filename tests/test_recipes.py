@@ -56,6 +56,23 @@ def run(place, *words):
     return ended.stdout
 
 
+# One command after the other in one process: a start takes longer than what is trained here.
+COMMANDS = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    sys.path.insert(0, sys.argv[0].partition("/")[0])
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def run_all(place, *commands):
+    return run(place, "-c", COMMANDS, json.dumps(commands, default=str))
+
+
 def log_lines(path):
     records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [record for record in records if "loss" in record]
@@ -90,15 +107,14 @@ def test_a_schedule_an_optimiser_and_an_input_format(copy, tmp_path):
     (tmp_path / "data.ini").write_text("".join(f"[{i}]\ntext = the cat {i} sat on a mat\n" for i in range(40)))
     options = {"data_path": tmp_path / "data.ini", "out_dir": tmp_path / "out"}
     options |= {"lr_schedule": "half", "optimizer": "sgd"}
-    printed = run(copy, "trainer/train_pretrain.py", *flags(**options, pack=0))
-    assert "data: 40 documents" in printed
+    first = ["trainer/train_pretrain.py", *flags(**options, pack=0)]
+    printed = run_all(copy, first, [*first, "--epochs", "2", "--from_resume", "1"])
+    assert "data: 40 documents" in printed and "resumed from" in printed
     lines = log_lines(tmp_path / "out" / "pretrain_16.metrics.jsonl")
     rates = [line["lr"] for line in lines]
     assert rates[0] == 5e-4
     assert rates[-1] == 2.5e-4
     assert set(rates) == {5e-4, 2.5e-4}
-    printed = run(copy, "trainer/train_pretrain.py", *flags(**options, pack=0, epochs=2, from_resume=1))
-    assert "resumed from" in printed
 
 
 @pytest.mark.slow
@@ -171,10 +187,9 @@ def test_sliding_window_attention(copy):
 def test_an_evaluation_task(copy, tmp_path):
     apply("An evaluation task", copy)
     data = write_corpus(tmp_path / "data.jsonl", 20)
-    run(copy, "trainer/train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out"))
+    train = ["trainer/train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out")]
     weight = tmp_path / "out" / "pretrain_16.pth"
-    printed = run(copy, "scripts/evaluate.py", "short", "--weight", weight, "--data_path", data, "--device", "cpu")
-    assert "20" in printed
+    run_all(copy, train, ["scripts/evaluate.py", "short", "--weight", weight, "--data_path", data, "--device", "cpu"])
     (figures,) = (tmp_path / "out").glob("pretrain_16.short.*.json")
     assert json.loads(figures.read_text())["task"] == "short"
 
@@ -184,13 +199,13 @@ def test_a_job_trains_resumes_and_reports(copy, tmp_path):
     """Reference: a run that is not stopped in between; the weights are bitwise the same."""
     apply("A job", copy)
     given = "--device cpu --batch_size 4 --accumulation_steps 2 --log_interval 1 --dtype float32 --learning_rate 0.1"
-    whole = run(copy, "trainer/train_bytes.py", *given.split(), "--epochs", "4", "--out_dir", tmp_path / "a")
-    assert "report: " in whole
+    commands = []
+    for folder, epochs in ("a", "4"), ("b", "2"), ("b", "4"):
+        words = [*given.split(), "--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
+        commands.append(["trainer/train_bytes.py", *words])
+    assert "report: " in run_all(copy, *commands)
     lines = log_lines(tmp_path / "a" / "bytes.metrics.jsonl")
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
-    for epochs in ("2", "4"):
-        words = [*given.split(), "--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / "b"]
-        run(copy, "trainer/train_bytes.py", *words)
     import torch
 
     first, second = (torch.load(tmp_path / name / "bytes.pth", weights_only=True)["weight"] for name in "ab")
@@ -217,23 +232,24 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
     given = ["--device", "cpu", "--dtype", "float32", "--max_seq_len", "64", "--log_interval", "1", "--report", "0"]
     shape = ["--hidden_size", "64", "--num_hidden_layers", "2", "--use_compile", "0", "--cpu_processes", "1"]
     words = ["--data_path", write_corpus(tmp_path / "text.jsonl"), "--max_updates", "1", "--out_dir", tmp_path]
-    run(copy, "trainer/train_pretrain.py", *given, *shape, *words)
+    commands = [["trainer/train_pretrain.py", *given, *shape, *words]]
     words = ["--data_path", write_chats(tmp_path / "chats.jsonl", 10), "--epochs", "8", "--out_dir", tmp_path]
     weight = ["--learning_rate", "1e-2", "--from_weight", tmp_path / "pretrain_64.pth"]
-    run(copy, "trainer/train_lora.py", *given, *shape, *words, *weight)
+    commands.append(["trainer/train_lora.py", *given, *shape, *words, *weight])
+    dpo = ["trainer/train_dpo.py", *given, "--data_path", tmp_path / "pairs.jsonl", "--learning_rate", "1e-3"]
+    for folder, epochs in ("whole", "4"), ("stopped", "2"), ("stopped", "4"):
+        length = ["--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
+        commands.append([*dpo, "--from_weight", tmp_path / "lora_64.pth", *length])
+    run_all(copy, *commands)
     lines = log_lines(tmp_path / "lora_64.metrics.jsonl")
     assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
     before, after = weights(tmp_path / "pretrain_64.pth"), weights(tmp_path / "lora_64.pth")
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    words = ["--data_path", tmp_path / "pairs.jsonl", "--learning_rate", "1e-3", "--from_weight"]
-    for folder, epochs in ("whole", "4"), ("stopped", "2"), ("stopped", "4"):
-        length = ["--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
-        run(copy, "trainer/train_dpo.py", *given, *words, tmp_path / "lora_64.pth", *length)
     # The reference of a resume is that of its run.
     length = ["--epochs", "6", "--from_resume", "1", "--out_dir", tmp_path / "whole"]
     with pytest.raises(AssertionError, match="weights of the start"):
-        run(copy, "trainer/train_dpo.py", *given, *words, tmp_path / "pretrain_64.pth", *length)
+        run(copy, *dpo, "--from_weight", tmp_path / "pretrain_64.pth", *length)
     lines = log_lines(tmp_path / "whole" / "dpo_64.metrics.jsonl")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[-1]["loss"] < 0.3 and lines[-1]["accuracy"] == 1

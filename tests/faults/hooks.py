@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from itertools import chain, repeat
 from unittest import mock
 
@@ -232,6 +233,11 @@ def full_disk(at_tries, offset, ending=".pt"):
         return write(self, data)
 
     files.HashingWriter.__init__, files.HashingWriter.write = start, limited_write
+
+
+def quick_compile():
+    """torch.compile without its code generation: the graphs are traced and run by eager kernels."""
+    torch.compile = partial(torch.compile, backend="aot_eager")
 
 
 def slow_updates(seconds):

@@ -159,8 +159,8 @@ def test_compiled_and_plain_take_turns(lab):
         update += 6
         last = i == 2
         hooks = {} if last else {"signal_at": {"updates": [update]}}
-        process = lab.start("run", hooks, use_compile=compiled, from_resume=1)
-        assert process.wait(300) == (0 if last else 143), process.out + process.err
+        process = lab.start("run", {"quick_compile": {}, **hooks}, use_compile=compiled, from_resume=1)
+        assert process.wait() == (0 if last else 143), process.out + process.err
         state = load_checkpoint(lab.checkpoints("run")[0])
         keys.add((*state["model"], *torch.load(f"{lab.stem('run')}.pth", weights_only=True)))
         assert "without torch.compile" not in process.out

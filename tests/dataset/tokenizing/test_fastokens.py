@@ -38,7 +38,8 @@ def test_ids_are_those_of_the_library_for_every_character(kind):
 
 def test_a_store_is_the_same_by_either(tmp_path, monkeypatch):
     """By the library, by fastokens in this process and in two others: the same name and the same bytes."""
-    texts = [f"{LEARNED}{number} <|im_end|>" * 50 for number in range(300)]
+    monkeypatch.setattr(build, "BLOCK_BYTES", 1 << 16)
+    texts = [f"{LEARNED}{number} <|im_end|>" * 50 for number in range(20)]
     path = write_texts(tmp_path / "data.jsonl", texts)
     stores = []
     for folder, from_bytes, num_procs in (("slow", 1 << 40, 1), ("fast", 0, 1), ("faster", 0, 2)):
