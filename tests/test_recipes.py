@@ -88,15 +88,8 @@ def test_the_recipes_pass_make_lint(copy):
         apply(name, copy)
     run(copy, "-m", "ruff", "check", *FOLDERS)
     run(copy, "-m", "ruff", "format", "--check", *FOLDERS)
-    run(
-        copy,
-        "-m",
-        "mypy",
-        "trainer/train_bytes.py",
-        "trainer/train_dpo.py",
-        "scripts/evaluate.py",
-        "model/model_minimind.py",
-    )
+    files = "trainer/train_bytes.py trainer/train_dpo.py scripts/evaluate.py model/model_minimind.py"
+    run(copy, "-m", "mypy", *files.split())
 
 
 @pytest.mark.slow
