@@ -46,9 +46,11 @@ class Backend:
         """Call function(*arguments): a block, or if is_cheap a few operations that take less time than their launches."""
         return function(*arguments)
 
-    def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """hidden [B*T, H], weight of the head [V, H], targets [B*T] (-100: none) -> sum over the targets, 0-d fp32."""
-        return chunked_cross_entropy(hidden, weight, targets)
+    def cross_entropy(
+        self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """hidden [B*T, H], weight of the head [V, H], targets [B*T] (-100: none), bias [V] -> sum over the targets, 0-d fp32."""
+        return chunked_cross_entropy(hidden, weight, targets, bias=bias)
 
 
 PLAIN_BACKEND = Backend()
@@ -95,8 +97,10 @@ class CompiledBackend(Backend):
         result: ResultT = self._compiled[function](*arguments)
         return result
 
-    def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
+    def cross_entropy(
+        self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients, bias)
 
 
 class CompiledCPUBackend(CompiledBackend):

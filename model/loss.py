@@ -1,7 +1,7 @@
 """Cross-entropy of a large vocabulary without the logits of a whole batch in memory."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,38 +59,53 @@ def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torc
 LossAndGradient = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
+class HeadSample(NamedTuple):
+    """Ids that stand for the whole vocabulary in the loss of an update: all of its targets, and some drawn from the others.
+
+    A drawn id counts as often as there are undrawn ones for each, so that the expected denominator of the softmax is the exact one.
+    """
+
+    ids: torch.Tensor  # int64 [K]
+    log_counts: torch.Tensor  # fp32 [K], added to the logits: 0 for a target's id
+    positions: torch.Tensor  # int64 [V]: of each id in `ids`, or -100
+
+
 def chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
     loss_and_gradient: LossAndGradient = loss_and_gradient,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """hidden [N, H], weight [V, H], targets [N] (-100: none) -> cross-entropy summed over the targets, 0-d fp32.
 
     The product runs in autocast's dtype, the loss in fp32; at most `chunk_rows` rows of logits exist at a time.
-    loss_and_gradient: the function above, compiled or not. Where no gradient is recorded none is computed: one product
-    with the weight instead of three.
+    loss_and_gradient: the function above, compiled or not. bias [V]: added to the logits, without a gradient. Where no gradient is
+    recorded none is computed: one product with the weight instead of three.
     """
     # Checked here: inside the Function's forward the gradient mode is always off, and `needs_input_grad` is True for
     # weights even under no_grad.
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     dtype = compute_dtype(hidden)
     if needs_gradient:
-        return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, loss_and_gradient)
+        return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, loss_and_gradient, bias)
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
-        for rows, _, logits in _chunks(hidden, weight.to(dtype)):
+        for rows, _, logits in _chunks(hidden, weight.to(dtype), bias):
             total += F.cross_entropy(logits.float(), targets[rows], ignore_index=IGNORE, reduction="sum")
     return total
 
 
-def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+def _chunks(
+    hidden: torch.Tensor, cast_weight: torch.Tensor, bias: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yields (rows, hidden states, logits) of each chunk, in the dtype of the weight."""
     step = chunk_rows(hidden.device.type, len(cast_weight))
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         h = hidden[rows].to(cast_weight.dtype)
-        yield rows, h, h @ cast_weight.T
+        logits = h @ cast_weight.T
+        yield rows, h, logits if bias is None else logits.add_(bias)
 
 
 def _add_product(total: torch.Tensor, d_logits: torch.Tensor, h: torch.Tensor) -> None:
@@ -120,6 +135,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         dtype: torch.dtype,
         loss_and_gradient: LossAndGradient,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `chunked_cross_entropy`; dtype: of the products."""
         cast_weight = weight.to(dtype)
@@ -127,7 +143,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, h, logits in _chunks(hidden, cast_weight):
+            for rows, h, logits in _chunks(hidden, cast_weight, bias):
                 loss, d_logits = loss_and_gradient(logits, targets[rows])
                 total += loss
                 grad_hidden[rows] = d_logits @ cast_weight
@@ -138,4 +154,4 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None

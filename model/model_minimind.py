@@ -24,7 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, compiled_backend
-from model.config import ModelConfig
+from model.config import IGNORE, ModelConfig
+from model.loss import HeadSample
 from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
 from model.products import FeedForward, projections
@@ -277,6 +278,7 @@ class MiniMindLM(nn.Module):
         targets: torch.Tensor,
         document_ids: torch.Tensor,
         position_ids: torch.Tensor,
+        sample: HeadSample | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (cross-entropy summed over the targets, auxiliary loss averaged over the documents), both 0-d fp32.
 
@@ -284,6 +286,7 @@ class MiniMindLM(nn.Module):
         targets: the token to predict at each position, -100 where there is none (nothing is shifted here).
         document_ids: 0, 1, ... (below T) within a row, -1 for padding; attention and the statistics of seq_aux stay within
         a document. Batch-wise auxiliary losses (seq_aux false, minimind3) are over all tokens but padding.
+        sample: of the head's ids; None: all of them.
         """
         B, T = input_ids.shape
         self._check_length(T)
@@ -295,7 +298,11 @@ class MiniMindLM(nn.Module):
         backend = self._backend(x)
         mask = backend.mask(x, first_keys(self.config, torch.arange(T, device=x.device), document_ids))
         hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
-        loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
+        weight, targets, bias = self.lm_head.weight, targets.reshape(-1), None
+        if sample is not None:
+            weight, bias = weight.index_select(0, sample.ids), sample.log_counts
+            targets = torch.where(targets == IGNORE, IGNORE, sample.positions[targets.clamp(min=0)])
+        loss = backend.cross_entropy(hidden.view(B * T, -1), weight, targets, bias)
         return loss, aux_loss
 
     def next_logits(

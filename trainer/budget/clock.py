@@ -34,6 +34,7 @@ from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
+from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import seconds_of
 
@@ -262,6 +263,9 @@ def clock_of(parts: Parts) -> Clock | None:
     unique = laws.unique_tokens(laws.parts_of(parts.corpus, targets))
     most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
     evaluated_rows = len(parts.validation) * EVAL_ROWS if parts.validation else 0
+    # An evaluation computes the whole head.
+    context, config = mean_context(first_plan), parts.model.config
+    whole_head = flops_per_token(config, context) / flops_per_token(config, context, settings.sampled_softmax)
     interval = settings.eval_interval // parts.batching.micro_batches
     return Clock(
         seconds_of(settings.budget),
@@ -269,8 +273,8 @@ def clock_of(parts: Parts) -> Clock | None:
         DecaySchedule(decay_start=updates - round(settings.decay_share * updates), end=updates),
         parts.ranks,
         seconds_at_end=FILES_S + REPORT_S * settings.report,
-        sample_seconds=SAMPLE_S_OF_LAYER * parts.model.config.num_hidden_layers * len(parts.prompts),
-        evaluation_updates=evaluation_cost(settings.use_compile != "0") * evaluated_rows / update_rows,
+        sample_seconds=SAMPLE_S_OF_LAYER * config.num_hidden_layers * len(parts.prompts),
+        evaluation_updates=evaluation_cost(settings.use_compile != "0") * whole_head * evaluated_rows / update_rows,
         # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
         max_updates=max(updates, int(most_rows / update_rows)),

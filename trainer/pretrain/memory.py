@@ -39,11 +39,12 @@ from trainer.settings import NONE
 from trainer.sharding import ranks_per_model
 
 
-def flops_per_token(config: ModelConfig, length: float) -> float:
+def flops_per_token(config: ModelConfig, length: float, head_ids: int = 0) -> float:
     """Floating-point operations of one training step (forward and backward) per token.
 
     Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
-    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free.
+    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free. head_ids: of
+    `--sampled_softmax`; 0: the whole vocabulary.
     """
     H = config.hidden_size
     queries = config.num_attention_heads * config.head_dim
@@ -56,7 +57,7 @@ def flops_per_token(config: ModelConfig, length: float) -> float:
         mlp = 3 * H * config.intermediate_size
     # q_proj and o_proj, k_proj and v_proj.
     attention = 2 * H * queries + 2 * H * keys
-    weights = config.num_hidden_layers * (attention + mlp) + config.vocab_size * H
+    weights = config.num_hidden_layers * (attention + mlp) + (head_ids or config.vocab_size) * H
     # Scores and their products with v: two products over half of the keys.
     scores = config.num_hidden_layers * length * queries
     return 6 * weights + 6 * scores

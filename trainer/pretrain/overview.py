@@ -36,17 +36,18 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         passes = math.ceil(settings.max_updates / batching.schedule(first_plan.n_rows).n_updates)
         n_rows = min(first_plan.n_rows * passes, settings.max_updates * batching.rows)
     # Upper bound, as if each row were one document: this decides on compiling.
-    flops = flops_per_token(config, first_plan.T) * n_rows * first_plan.T / ranks.world_size
+    head_ids = settings.sampled_softmax
+    flops = flops_per_token(config, first_plan.T, head_ids) * n_rows * first_plan.T / ranks.world_size
     trained = first_plan.row_targets(0, first_plan.n_rows)
     # What a trained token of this corpus really needs
-    token_flops = flops_per_token(config, mean_context(first_plan)) * (first_plan.n_pairs / trained)
+    token_flops = flops_per_token(config, mean_context(first_plan), head_ids) * (first_plan.n_pairs / trained)
     parameters = parameter_count(config)
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.truncation_report(plan)]
     lines += [
         f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
         f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
-        f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
+        f"{flops_per_token(config, settings.max_seq_len, head_ids) / 1e6:.1f} MFLOP per token (full rows)",
         f"data: {counted(len(corpus.documents), 'conversation' if answers else 'document')}, "
         f"{counted(plan.row_targets(0, plan.n_rows), 'token')} to train in {counted(plan.n_rows, 'row')} of {plan.T} "
         f"({plan.fill:.1%} full)",

@@ -210,6 +210,11 @@ class TrainingSettings(OptimizerSettings):
         WSD_DECAY_SHARE, check=share, help="with --lr_schedule wsd: share of the run over which the rate decays"
     )
     warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
+    sampled_softmax: int = setting(
+        0,
+        check=not_negative(int),
+        help="ids of the vocabulary that an update computes: its targets, and drawn ones that stand for the others; 0: all",
+    )
     dropout: float = setting(
         0.0, check=fraction, help="dropout on embeddings, attention and block outputs, for text that is read many times"
     )

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,14 +33,17 @@ def text_of(tokens_of_pass=2e7, T=512, fill=1.0, **changes):
 
 
 class OneToken:
-    """The assembler of a text that says one token, in rows of 512."""
+    """The assembler of a text that says one token, in rows of 512, and claims to say all."""
 
-    def __init__(self, n_rows):
+    def __init__(self, n_rows=0):
         zeros = torch.zeros(n_rows, 512, dtype=torch.int64)
         self.batch = Batch(zeros, zeros, zeros, torch.arange(512).expand(n_rows, 512), n_rows * 512, n_rows)
 
     def __getitem__(self, recipe):
         return self.batch
+
+    def arrays(self, recipe):
+        return SimpleNamespace(targets=np.arange(6400))
 
 
 ALONE = Ranks()
@@ -62,12 +66,15 @@ class SimulatedCosts:
     def init_scheme(self, config):
         return "zero_out"
 
-    def token_flops(self, config):
+    def token_flops(self, config, rows):
         width = config.hidden_size
         return 6.0 * (12 * width * width * config.num_hidden_layers + config.vocab_size * width)
 
+    def head_ids(self, rows):
+        return 0
+
     def update_seconds(self, config, rows):
-        return rows * self.text.rows.T * self.token_flops(config) / self.rate
+        return rows * self.text.rows.T * self.token_flops(config, rows) / self.rate
 
     def other_seconds(self, config, batching, training_seconds):
         return 10.0

@@ -265,9 +265,9 @@ def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch
     """Although by its true speed, three times what the estimate says, other micro-batches would suit better."""
     timed = []
 
-    def in_place_of_timed(costs, config, rows, times, compiled):
-        timed.append((compiled, config.hidden_size, rows))
-        return costs.estimated_seconds(config, rows, compiled) / 3, 0.0, 30.0
+    def in_place_of_timed(costs, config, batching, times, compiled):
+        timed.append((compiled, config.hidden_size, batching.micro_rows))
+        return costs.estimated_seconds(config, batching.micro_rows, compiled) / 3, 0.0, 30.0
 
     monkeypatch.setattr(costs.RunCosts, "timed", in_place_of_timed)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device: failure)

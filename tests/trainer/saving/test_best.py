@@ -56,3 +56,20 @@ def test_losses_of_other_validation_documents_do_not_compare(tmp_path, data):
     assert (tmp_path / "run" / "pretrain_16.best.pth").exists()
     run = train(val_path=write_corpus(path, 3, seed=2), max_updates=60, from_resume=1, **rises)
     assert run.progress.best_val_loss == min(r["val_loss"] for r in records(run, "val_loss") if r["update"] > 40)
+
+
+@pytest.mark.slow
+def test_files_of_a_part_of_the_run_that_was_lost_do_not_stay(tmp_path, data):
+    """A later part was killed between its best weights and its checkpoint. A resume goes by the checkpoint."""
+    falling, risen = tmp_path / "falling", tmp_path / "risen"
+    for out_dir, updates in ((falling, 10), (risen, 80)):
+        train(data_path=data, out_dir=out_dir, max_updates=updates, **RISES)
+    best = (risen / "pretrain_16.best.pth").read_bytes()
+    for ending in ("pth", "json"):
+        shutil.copy(risen / f"pretrain_16.best.{ending}", falling)
+        shutil.copy(falling / f"pretrain_16.{ending}", risen / f"pretrain_16.best.{ending}")
+    for out_dir, updates in ((falling, 10), (risen, 80)):
+        arguments = flags(data_path=data, out_dir=out_dir, max_updates=updates, from_resume=1, **RISES)
+        assert train_pretrain.main(arguments) == 0
+    assert not list(falling.glob("*.best.*"))
+    assert (risen / "pretrain_16.best.pth").read_bytes() == best

@@ -91,3 +91,19 @@ def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypa
     assert folders(out) == ["pretrain_16_resume"]
     lines = [json.loads(line) for line in (out / "pretrain_16.metrics.jsonl").read_text().splitlines()]
     assert sum("settings" in line for line in lines) == 1
+
+
+@pytest.mark.slow
+def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data, monkeypatch):
+    """The finished run is in one folder, whole, however often its successor was killed."""
+    out = tmp_path / "out"
+    arguments = flags(data_path=data, out_dir=out)
+    train_pretrain.main(arguments)
+    weights = (out / "pretrain_16.pth").read_bytes()
+    for _ in range(3):
+        killed_run(monkeypatch, arguments)
+        assert folders(out) == ["pretrain_16_resume_old1"]
+    kept = out / "pretrain_16_resume_old1"
+    assert (kept / "pretrain_16.pth").read_bytes() == weights
+    assert (kept / "pretrain_16.metrics.jsonl").exists()
+    assert list(kept.glob("update_*.pt"))
