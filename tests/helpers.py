@@ -35,6 +35,15 @@ def tiny_model(seed=0, **fields):
     return MiniMindForCausalLM(MiniMindConfig(**{**sizes, "intermediate_size": 48, **fields})).train()
 
 
+def write_weights(stem, **fields):
+    """A tiny_model's .pth, with its .json beside it; returns its path as a flag takes it."""
+    from trainer.saving.weights import save_pth
+
+    model = tiny_model(**fields)
+    save_pth(model.state_dict(), model.config.to_dict(), stem)
+    return f"{stem}.pth"
+
+
 def token_store(lengths):
     """An object with `tokens` and `offsets` as the token store has them: documents of the given numbers of tokens."""
     generator = np.random.default_rng(0)
@@ -238,9 +247,8 @@ def run_ranks(function, *args, world_size=2, timeout_s=400):
         # The ranks are forked from a process that has imported the trainers once, where the system can fork.
         method = "forkserver" if hasattr(os, "fork") else "spawn"
         torch.multiprocessing.set_forkserver_preload(["torch._dynamo", "trainer.train_pretrain"])
-        context = torch.multiprocessing.start_processes(
-            _rank, (function, args, world_size, folder), world_size, join=False, start_method=method
-        )
+        given = (function, args, world_size, folder)
+        context = torch.multiprocessing.start_processes(_rank, given, world_size, join=False, start_method=method)
         try:
             give_up = time.monotonic() + timeout_s
             while not context.join(timeout=1):

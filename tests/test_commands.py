@@ -40,10 +40,8 @@ PARSERS = {
 def commands():
     """(document, words) of each line of a code block that starts a script of ours, with the block's variables put in."""
     for path in DOCUMENTS:
-        blocks = re.findall(
-            r"^```\w*\n(.*?)^```|^((?:    .*\n)+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        )
-        for block, indented in blocks:
+        text = path.read_text(encoding="utf-8")
+        for block, indented in re.findall(r"(?sm)^```\w*\n(.*?)^```|^((?:    .*\n)+)", text):
             variables = {}
             for line in (block or indented).replace("\\\n", " ").splitlines():
                 line = re.sub(r"\$([A-Z]+)\b", lambda name: variables.get(name[1], name[0]), line)  # noqa: B023 - is called at once
@@ -53,9 +51,7 @@ def commands():
                     yield path.name, shlex.split(line, comments=True)
 
 
-@pytest.mark.parametrize(
-    "document, words", list(commands()), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
-)
+@pytest.mark.parametrize("document, words", list(commands()), ids=lambda value: "".join(value)[:60])
 def test_a_command_of_the_documents(document, words):
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
     script, arguments = words[at], [word for word in words[at + 1 :] if word != "..."]

@@ -63,9 +63,8 @@ def test_with_a_gpu_torch_comes_with_the_others_unless_its_cpu_build_is_asked_fo
 
 def test_an_old_python_is_named_before_anything_is_made(set_up, tmp_path, monkeypatch):
     old = tmp_path / "old"
-    old.write_text(
-        f"""#!/bin/sh\n{os.path.realpath("/usr/bin/env")} python3 -c "import sys; sys.version_info = (3, 10); $2"\n"""
-    )
+    python = f"{os.path.realpath('/usr/bin/env')} python3"
+    old.write_text(f'#!/bin/sh\n{python} -c "import sys; sys.version_info = (3, 10); $2"\n')
     old.chmod(0o755)
     monkeypatch.setenv("REAL", str(old))
     ended, asked = set_up()

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from tests.helpers import ROOT, tiny_model
-from trainer.saving.weights import save_pth
+from tests.helpers import ROOT, write_weights
 
 READMES = ("README.md", "README_zh.md")
 
@@ -20,13 +19,11 @@ def text_of(name: str) -> str:
 def test_the_snippet_runs_from_another_folder(tmp_path):
     """With the repository's full path in it, as its comment says, and weights of a tiny model."""
     (snippet,) = re.findall(r"```python\n(.*?)```", text_of("docs/pretraining.md"), re.DOTALL)
-    model = tiny_model(vocab_size=6400)
-    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_512")
+    weight = write_weights(tmp_path / "pretrain_512", vocab_size=6400)
     snippet = snippet.replace('repository = "."', f"repository = {str(ROOT)!r}")
-    snippet = snippet.replace('f"{repository}/out/pretrain_512.pth"', repr(str(tmp_path / "pretrain_512.pth")))
-    ended = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=120
-    )
+    snippet = snippet.replace('f"{repository}/out/pretrain_512.pth"', repr(weight))
+    command = [sys.executable, "-c", snippet]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("<|im_start|>Return the")
 
@@ -50,9 +47,8 @@ def test_what_the_pages_name_exists():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "dataset" / "README.md"]
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for file in re.findall(
-            r"`((?:model|dataset|trainer|scripts|launch|tests|docs)/[\w/]+\.(?:py|sh|md|yaml|sbatch))`", text
-        ):
+        folders = "model|dataset|trainer|scripts|launch|tests|docs"
+        for file in re.findall(rf"`((?:{folders})/[\w/]+\.(?:py|sh|md|yaml|sbatch))`", text):
             assert (ROOT / file).is_file(), f"{page.name}: {file}"
         for link, anchor in re.findall(r"\]\(([^):#\s]*)(?:#([^)\s]*))?\)", text):
             target = page.parent / link if link else page

@@ -67,9 +67,8 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     )  # fmt: skip
     store, plan = plan_of(kind)
     assembler = Assembler(store)
-    schedule = UpdateSchedule(
-        plan.n_rows, batch_size * accumulation_steps * ranks.world_size, batch_size, ranks.world_size
-    )
+    rows = batch_size * accumulation_steps * ranks.world_size
+    schedule = UpdateSchedule(plan.n_rows, rows, batch_size, ranks.world_size)
     for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
         totals = plan.totals(first, end)

@@ -10,18 +10,16 @@ import pytest
 from common import errors
 from common.flags import Parser
 from common.wording import announce, printable
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT, write_weights
 from trainer.machine import command_line
 from trainer.reporting.reporter import Reporter
-from trainer.saving.weights import save_pth
 
 
 @pytest.mark.slow
 def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(tmp_path):
     """Whatever the names of folders: a terminal would obey this one."""
-    model, folder = tiny_model(vocab_size=6400), tmp_path / "out\x1b[0m"
-    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_32")
-    flags = ["--weight", tmp_path / "pretrain_32.pth", "--out_dir", folder]
+    folder = tmp_path / "out\x1b[0m"
+    flags = ["--weight", write_weights(tmp_path / "pretrain_32", vocab_size=6400), "--out_dir", folder]
     command = [sys.executable, ROOT / "scripts" / "export_hf.py", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()

@@ -64,10 +64,9 @@ def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp
 
 def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
     """One document of four tokens is to be nine tenths of an epoch of whole documents, of which the other source has long ones."""
-    (tmp_path / "tiny.jsonl").write_text(json.dumps({"text": "abcd"}) + "\n")
-    (tmp_path / "long.jsonl").write_text((json.dumps({"text": "the cat sat on a mat " * 20}) + "\n") * 3)
-    paths = [f"{tmp_path}/tiny.jsonl:0.9", f"{tmp_path}/long.jsonl:0.1"]
-    report = Corpus(paths, encoder, max_seq_len=16, seed=0).mixture_report(0)
+    tiny = write_texts(tmp_path / "tiny.jsonl", ["abcd"])
+    long = write_texts(tmp_path / "long.jsonl", ["the cat sat on a mat " * 20] * 3)
+    report = Corpus([f"{tiny}:0.9", f"{long}:0.1"], encoder, max_seq_len=16, seed=0).mixture_report(0)
     assert any("does not get its share" in line for line in report)
 
 
@@ -92,9 +91,8 @@ def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, mo
 def test_of_few_long_texts_the_end_of_the_longest_is_held_out_from_a_line_on(tmp_path, monkeypatch, paths, fraction):
     """Reference: the books themselves. Their hashes would hold out nothing, or whole books."""
     monkeypatch.chdir(tmp_path)
-    lines = {
-        name: [f"{name} says {i}, 第{i}行.\n" for i in range(n)] for name, n in (("a", 200), ("b", 400), ("c", 150))
-    }
+    sizes = {"a": 200, "b": 400, "c": 150}
+    lines = {name: [f"{name} says {i}, 第{i}行.\n" for i in range(n)] for name, n in sizes.items()}
     books = {name: "".join(lines[name]) for name in lines if any(path.startswith(name) for path in paths)}
     for name, text in books.items():
         (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
@@ -126,10 +124,8 @@ def test_a_part_is_not_half_of_what_is_asked_for_where_a_line_is_long(tmp_path):
 
 
 def test_a_split_of_many_or_short_texts_stays_as_the_hashes_have_it(tmp_path, encoder):
-    for texts in (
-        [f"the cat sat {i} " * 5 for i in range(40)],
-        [f"the cat {i}" for i in range(300)] + ["a mat " * 5000],
-    ):
+    many, short = [f"the cat {i}" for i in range(300)], [f"the cat sat {i} " * 5 for i in range(40)]
+    for texts in (short, [*many, "a mat " * 5000]):
         path = write_texts(tmp_path / f"{len(texts)}.jsonl", texts)
         corpus = Corpus([path], encoder, max_seq_len=16, seed=0, val_fraction=0.1, progress=False)
         hashes = corpus.store.doc_hash / 2.0**64

@@ -66,9 +66,7 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
         assert batch.position_ids[r].tolist() == [i if k else 0 for i, k in enumerate(kept)]
 
 
-@pytest.mark.parametrize(
-    "world, workers, batch, pack", [(1, 0, 3, True), (2, 0, 3, False), (2, 2, 3, True), (3, 1, 5, True)]
-)
+@pytest.mark.parametrize("world, workers, batch, pack", [(1, 0, 3, 1), (2, 0, 3, 0), (2, 2, 3, 1), (3, 1, 5, 1)])
 def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
     """Every token of the store is different, so the sorted targets are the whole ledger."""
     lengths = random_lengths(90, top=30 if not pack else 100)

@@ -18,13 +18,10 @@ def make_store(lengths, tokens=None, hashes=None):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.arange(1, offsets[-1] + 1, dtype=np.uint32) if tokens is None else np.asarray(tokens)
     hashes = np.arange(len(lengths)) if hashes is None else hashes
-    return SimpleStore(
-        tokens=tokens,
-        offsets=offsets,
-        text_bytes=np.asarray(lengths, dtype=np.uint32) * 3,
-        doc_hash=np.asarray(hashes, dtype=np.uint64),
-        fingerprint=f"{len(lengths)}",
-    )
+    store = SimpleStore(tokens=tokens, offsets=offsets, fingerprint=f"{len(lengths)}")
+    store.text_bytes = np.asarray(lengths, dtype=np.uint32) * 3
+    store.doc_hash = np.asarray(hashes, dtype=np.uint64)
+    return store
 
 
 class SimpleStore(SimpleNamespace):
@@ -58,10 +55,9 @@ def naive_pieces(lengths, max_seq_len, long_documents):
 )
 def test_packed_rows_are_the_naive_ones(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
     """Every row, and the order of rows and pieces: checkpoints count on it."""
+    offsets = make_store(lengths).offsets
     with patch.object(packing, "CHUNK", chunk):
-        plan = EpochPlan(
-            make_store(lengths).offsets, max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle
-        )
+        plan = EpochPlan(offsets, max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle)
     rows = [plan.pieces_of_row(r) for r in range(plan.n_rows)]
     kept = lengths if long_documents == "split" else [min(length, max_seq_len) for length in lengths]
     in_order = SimpleNamespace(random_raw=lambda n: np.zeros(n, dtype=np.uint64))

@@ -94,8 +94,8 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
         ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
         (
-            "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",
-            "shares sum to 3 at the start and to 4 at 0.5",
+            "sources: [{path: a, share: 1}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 3]]}]",
+            "sum to 3 at the start and to 4 at 0.5",
         ),
     ],
 )

@@ -41,11 +41,9 @@ def test_attention_and_its_gradients_are_torchs(monkeypatch, T, dtype, tolerance
     mask = mask.double() if kind == "additive" else mask
     wanted = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.5).transpose(1, 2)
     assert found.dtype is dtype and found.shape == wanted.shape
-    for x, y in zip(
-        (found, *torch.autograd.grad(found, inputs, upstream)),
-        (wanted, *torch.autograd.grad(wanted, exact, upstream.double())),
-        strict=True,
-    ):
+    ours = (found, *torch.autograd.grad(found, inputs, upstream))
+    theirs = (wanted, *torch.autograd.grad(wanted, exact, upstream.double()))
+    for x, y in zip(ours, theirs, strict=True):
         assert (x - y).norm() <= tolerance * y.norm()
 
 

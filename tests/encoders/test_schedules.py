@@ -13,9 +13,8 @@ def cycle(peak_at, start):
     # torch counts the updates from 0, and the one at which it peaks is pct_start * total_steps - 1.
     total = N_UPDATES + 1
     shape = {"pct_start": (peak_at + 1) / total, "div_factor": 1 / start, "final_div_factor": start / 1e-5}
-    return rates_of(
-        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=total, cycle_momentum=False, **shape)
-    )
+    shape |= {"total_steps": total, "cycle_momentum": False}
+    return rates_of(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, **shape))
 
 
 def separate(warmup):

@@ -51,10 +51,7 @@ def test_moe_fields_go_by_both_names():
     [
         ({"generation": "minimind9"}, "generation='minimind9'"),
         ({"hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=8"),
-        (
-            {"num_attention_heads": 3, "hidden_size": 6},
-            "not divisible by num_key_value_heads=2 (--num_key_value_heads)",
-        ),
+        ({"num_attention_heads": 3, "hidden_size": 6}, "divisible by num_key_value_heads=2 (--num_key_value_heads)"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 is not within num_experts=2"),
         ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
         ({"head_dim": 15}, "head_dim=15 is not even"),

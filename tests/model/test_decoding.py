@@ -14,11 +14,7 @@ KINDS = {
     "minimind2": {},
     "minimind3": {"generation": "minimind3", "num_key_value_heads": 2},
     "minimind2 with experts": {"use_moe": True},
-    "minimind3 with experts, long contexts": {
-        "generation": "minimind3",
-        "use_moe": True,
-        "inference_rope_scaling": True,
-    },
+    "minimind3 with experts, YaRN": {"generation": "minimind3", "use_moe": True, "inference_rope_scaling": True},
 }
 
 
@@ -96,9 +92,7 @@ def test_half_precision_is_that_of_the_weights():
     assert half.dtype == torch.bfloat16 and (half.float() - single).abs().max() < 0.03 * single.abs().max()
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "spread"), [(0, 1.0, 1), (7, 1.0, 1), (0, 0.9, 3), (0, 0.98, 0.1), (20, 0.6, 1)]
-)
+@pytest.mark.parametrize("top_k, top_p, spread", [(0, 1.0, 1), (7, 1.0, 1), (0, 0.9, 3), (0, 0.98, 0.1), (20, 0.6, 1)])
 def test_tokens_are_drawn_from_the_distribution_of_transformers(top_k, top_p, spread):
     """Never a token that its samplers leave out, and the others in their shares."""
     generator = torch.Generator().manual_seed(0)

@@ -74,13 +74,8 @@ def test_cache_continued_by_several_tokens(kind, cache_class):
         for size in (4, 1, 5):
             span = slice(at, at + size)
             at += size
-            part = model(
-                ids[:, span],
-                attention_mask=None if padding is None else padding[:, :at],
-                position_ids=None if padding is None else position_ids[:, span],
-                past_key_values=cache,
-                use_cache=True,
-            )
+            options = {} if padding is None else {"attention_mask": mask[:, :at], "position_ids": position_ids[:, span]}
+            part = model(ids[:, span], past_key_values=cache, use_cache=True, **options)
             assert part.past_key_values is cache
             parts.append(part.logits)
         kept = mask.bool() if padding is not None else torch.ones_like(mask).bool()

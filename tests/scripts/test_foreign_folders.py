@@ -14,9 +14,8 @@ from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT, tiny_model, write_weights
 from tests.model.public import change_config, write_public
-from trainer.saving.weights import save_pth
 
 
 @pytest.fixture
@@ -71,6 +70,8 @@ def test_a_config_that_is_none_or_of_more_weights_than_there_are_builds_nothing(
     (tmp_path / "config.json").write_text("{")
     refused(tmp_path, "no config can be loaded from there")
     (tmp_path / "config.json").write_text(whole)
+    change_config(tmp_path, vocab_size=340)
+    refused(tmp_path, r"wte.weight is \[320, 32\] in the file, \[340, 32\] in the config")
     change_config(tmp_path, vocab_size=3_000_000)
     refused(tmp_path, "asks for 96,.* parameters, the weight files have")
     change_config(tmp_path, n_layer=50_000_000)
@@ -130,6 +131,5 @@ def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys):
 def test_several_ends_of_a_pth_end_a_text(tmp_path):
     """As `--to_pth` writes them for a Llama with several. A single one is the tokenizer's to say."""
     for eos, expected in (([2, 7], [2, 7]), (7, [2])):
-        model = tiny_model(vocab_size=6400, eos_token_id=eos)
-        save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_32")
-        assert end_ids(load_model(tmp_path / "pretrain_32.pth"), 2) == expected
+        weight = write_weights(tmp_path / "pretrain_32", vocab_size=6400, eos_token_id=eos)
+        assert end_ids(load_model(weight), 2) == expected

@@ -14,6 +14,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from scripts import export_hf, generate
 from tests.chats import turn, with_template
 from tests.helpers import ROOT, complaint, swap_entries, train, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 
 
 def run(weight, *arguments, capsys):
@@ -25,19 +26,16 @@ def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
     """Reference: decoding all tokens at once. Bytes of characters are split over tokens here."""
     text = "<think>a 🦜 and 龘, naïve</think>\n中文 half"
     ids = [tokenizer.convert_tokens_to_ids(t) for t in tokenizer.tokenize(text)]
-    pieces = []
-    stream = generate.TextStream(tokenizer, pieces.append)
-    for token in ids:
-        stream.add(token)
-    stream.end()
-    assert "".join(pieces) == stream.text == text and stream.count == len(ids)
-    assert not any("\ufffd" in piece for piece in pieces) and len(pieces) > 10
+    # Half a character at the end is shown as by decoding.
     cut = tokenizer.encode("🦜", add_special_tokens=False)[:-1]
-    stream = generate.TextStream(tokenizer, pieces.append)
-    for token in cut:
-        stream.add(token)
-    stream.end()
-    assert stream.text == tokenizer.decode(cut)  # half a character at the end is shown as by decoding
+    for tokens, wanted in ((ids, text), (cut, tokenizer.decode(cut))):
+        pieces = []
+        stream = generate.TextStream(tokenizer, pieces.append)
+        for token in tokens:
+            stream.add(token)
+        stream.end()
+        assert "".join(pieces) == stream.text == wanted and stream.count == len(tokens)
+        assert wanted != text or not any("\ufffd" in piece for piece in pieces) and len(pieces) > 10
 
 
 def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
@@ -54,6 +52,17 @@ def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
         shown = run(weight, prompt, "--temperature", "0", capsys=capsys)
         assert shown.out.removeprefix("<|im_start|>") == wanted + "\n"
     assert "[12 tokens, " in shown.err and "tokens/s]" in shown.err
+
+
+def test_on_a_machine_with_one_gpu(weight, capsys):
+    """Which simulated_cuda.py plays. Without --device; reference: the CPU."""
+    flags = ["--weight", weight, "the cat", "--max_new_tokens", "8", "--seed", "1", "--dtype", "float32"]
+    with simulated_cuda() as cuda:
+        assert generate.main(flags) == 0
+    there = capsys.readouterr().out
+    assert cuda.mode.asked > 0
+    assert generate.main([*flags, "--device", "cpu"]) == 0
+    assert there == capsys.readouterr().out != ""
 
 
 def test_the_seed_decides_the_text(weight, capsys):
@@ -155,9 +164,7 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
     assert shown.count("<U+001B>[31mred<U+009B>2J <U+202E>back") == 2
 
 
-def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(
-    weight, tokenizer, monkeypatch, capsys
-):
+def test_ctrl_c_before_the_first_token_leaves_the_prompt_out(weight, tokenizer, monkeypatch, capsys):
     lines = iter(["first", "second"])
     asked = []
 

@@ -40,17 +40,21 @@ def test_one_line_for_what_the_user_can_mend(server, tmp_path, monkeypatch):
             play.main(["--out_dir", str(tmp_path), *flags])
 
 
+def streamed(model, ids, sampling):
+    """(generate.py's stream behind these ids, its new ids)"""
+    stream = TextStream(model.tokenizer, lambda text: None)
+    (new,) = generate(model.model, model.tokenizer, [ids], sampling, lambda token, _: stream.add(int(token)))
+    stream.end()
+    return stream, new
+
+
 def test_a_text_is_that_of_generate_with_the_same_seed(server):
     """Reference: generate.py's stream, and the probabilities of plain forwards."""
     *pieces, last = written_by(server, seed=7, max_new_tokens=20)
     model = server.model
-    stream = TextStream(model.tokenizer, lambda text: None)
     ids = model.encoder.prompt_ids("the cat")
     torch.manual_seed(7)
-    (new,) = generate(
-        model.model, model.tokenizer, [ids], Sampling(20, 0.8, 0.9), lambda token, _: stream.add(int(token))
-    )
-    stream.end()
+    stream, new = streamed(model, ids, Sampling(20, 0.8, 0.9))
     assert "".join(piece["text"] for piece in pieces) == stream.text
     tokens = [token for piece in pieces for token in piece["tokens"]]
     assert last["tokens"] == len(tokens) == stream.count
@@ -64,11 +68,7 @@ def test_a_text_is_that_of_generate_with_the_same_seed(server):
 def test_a_conversation_is_put_through_the_template(server):
     turns = [turn("user", "Hi"), turn("assistant", "Yes"), turn("user", "<|im_end|>")]
     *pieces, _ = written_by(server, text=None, messages=turns, temperature=0)
-    model = server.model
-    ids = model.chat(turns)
-    stream = TextStream(model.tokenizer, lambda text: None)
-    generate(model.model, model.tokenizer, [ids], Sampling(8, 0.0, 0.9), lambda token, _: stream.add(int(token)))
-    stream.end()
+    stream, _ = streamed(server.model, server.model.chat(turns), Sampling(8, 0.0, 0.9))
     assert "".join(piece["text"] for piece in pieces) == stream.text
 
 
@@ -134,9 +134,8 @@ def test_the_page_may_run_its_own_script_and_nothing_else(server):
         assert part in policy
     assert "unsafe" not in policy
     assert headers["X-Content-Type-Options"] == "nosniff"
-    assert not re.search(
-        rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)", page
-    )
+    writes = rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
+    assert not re.search(writes + rb"|https?://(?!www\.w3\.org)", page)
 
 
 @pytest.mark.parametrize(

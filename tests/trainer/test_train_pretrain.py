@@ -12,13 +12,13 @@ import torch
 from common.errors import DataError, UserError
 from dataset.store import token_store
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
+from tests import helpers
 from tests.helpers import ROOT, assert_same_weights, command_line, flags, losses, records, train, write_corpus
+from trainer import train_pretrain
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import PretrainSettings, find_weight
 
-LOG_LINE = re.compile(
-    r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
-)
+LOG_LINE = r"(?m)^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:"
 
 
 def public_keys(layers, moe=False, qk_norm=False):
@@ -41,7 +41,7 @@ def test_log_lines_and_exit_code(data, tmp_path):
     """Started elsewhere. References: the public trainer's line, with 0-based steps and 1.1·5e-4 first; the run in this process."""
     ended = command_line(flags(data_path=data, out_dir="there", epochs=2, log_interval=3), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    lines = LOG_LINE.findall(ended.stdout)
+    lines = re.findall(LOG_LINE, ended.stdout)
     steps = int(lines[0][3])
     assert lines[0][:4] == ("1", "2", "0", str(steps)) and lines[0][5] == "0.000550000000"
     wanted = [step for step in range(steps) if step % 3 == 0 or step == steps - 1]
@@ -55,7 +55,7 @@ def test_log_lines_and_exit_code(data, tmp_path):
     script = ROOT / "trainer" / "train_pretrain.py"
     assert start["command"].startswith(f"python {script} --hidden_size 16 ")
     here = losses(train(data_path=data, out_dir=tmp_path / "here", epochs=2, log_interval=3))
-    assert LOG_LINE.findall(ended.stdout)[-1][4] == f"{here[-1]:.3f}"
+    assert lines[-1][4] == f"{here[-1]:.3f}"
 
 
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
@@ -91,6 +91,23 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     assert after[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
     # In the middle of the longer run a cosine is half down, and MiniMind adds a tenth.
     assert records(run)[first_lines]["lr"] == pytest.approx((0.5 + 0.1) * 1e-3)
+
+
+def test_what_a_user_can_mend_is_one_line(data, tmp_path, capsys):
+    """It names the cause, and the exit code is 2."""
+    train(data_path=data, out_dir=tmp_path)
+    weights = {"from_weight": tmp_path / "pretrain_16.pth", "out_dir": tmp_path / "out"}
+    for changes, words in (
+        ({"data_path": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({"ddp": "true"}, "torchrun --nproc_per_node"),
+        ({"device": "cuda:9"}, "--device cuda:9"),
+        ({"tokenizer_path": tmp_path}, str(tmp_path)),
+        ({**weights, "num_hidden_layers": 2}, "pretrain_16"),
+        ({**weights, "use_moe": 1}, "pretrain_16"),
+        ({**weights, "generation": "minimind3", "num_key_value_heads": 2}, "pretrain_16"),
+    ):
+        given = {"data_path": data, "out_dir": tmp_path, **changes}
+        assert words in helpers.complaint(capsys, train_pretrain.main, flags(**given))
 
 
 def test_settings_without_effect_are_named(data, tmp_path, capsys):

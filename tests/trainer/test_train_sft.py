@@ -40,14 +40,11 @@ def answers_loss(weight, path):
 def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_path, chats):
     """The loss of the first update, which holds all conversations, is that of the pretrained model on the answers."""
     pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path, dropout=0.1)
-    run = train(
-        data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, epochs=2, report=1
-    )
+    options = {"from_weight": None, "batch_size": 64, "accumulation_steps": 1, "report": 1}
+    run = train(data_path=chats, out_dir=tmp_path, epochs=2, **options)
     assert losses(run)[0] == pytest.approx(answers_loss(tmp_path / "pretrain_16.pth", chats), rel=1e-3)
-    endings = ("pth", "json", "settings.yaml", "metrics.jsonl", "report.html", "loss.png")
-    assert {f"full_sft_16.{ending}" for ending in endings} | {"full_sft_16_resume"} <= {
-        path.name for path in tmp_path.iterdir()
-    }
+    for ending in (".pth", ".json", ".settings.yaml", ".metrics.jsonl", ".report.html", ".loss.png", "_resume"):
+        assert (tmp_path / f"full_sft_16{ending}").exists()
     assert MiniMindForCausalLM.from_pth(tmp_path / "full_sft_16.pth").config.hidden_size == 16
     assert train_sft.main(["--config", str(tmp_path / "full_sft_16.settings.yaml"), "--from_resume", "1"]) == 0
     assert run.settings.learning_rate == 1e-5 and run.progress.epoch == 2 and run.engine.model.config.dropout == 0
@@ -93,30 +90,27 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
         data_path=chats, out_dir=tmp_path, hidden_size=128, num_hidden_layers=2, batch_size=None, accumulation_steps=None,
         sample_prompts="Who are you?",
     )  # fmt: skip
-    assert (
-        "--optimizer muon --learning_rate 0.002 --lr_schedule linear --batch_size 8 --epochs 40"
-        in capsys.readouterr().out
-    )
+    chosen = "--optimizer muon --learning_rate 0.002 --lr_schedule linear --batch_size 8 --epochs 40"
+    assert chosen in capsys.readouterr().out
     assert losses(run)[-1] < 0.5 and records(run, "prompt")[-1]["text"] == "I am a tiny model."
 
 
+def settings_for(path, n_bytes, *words):
+    """Those of a run on so much text."""
+    with open(path, "wb") as file:
+        file.truncate(n_bytes)
+    return SftSettings.parse(["--data_path", str(path), "--from_weight", "none", *words])
+
+
 def test_big_data_keeps_minimind_settings(tmp_path):
-    corpus = tmp_path / "sft.jsonl"
-    with open(corpus, "wb") as file:
-        file.truncate(job.LARGE_BYTES)
-    settings = SftSettings.parse(["--data_path", str(corpus), "--from_weight", "none"])
+    settings = settings_for(tmp_path / "sft.jsonl", job.LARGE_BYTES)
     assert job.defaults_for_data_size(settings) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")
 
 
 def test_auto_batches_have_as_many_passes_as_the_usual_ones(tmp_path):
     """Reference: the same text with the rows of an update said."""
-    corpus = tmp_path / "sft.jsonl"
-    with open(corpus, "wb") as file:
-        file.truncate(1_200_000)
-    fitted = {}
-    for rows in ("auto", "16"):
-        words = ["--data_path", str(corpus), "--from_weight", "none", "--batch_size", rows]
-        fitted[rows] = job.defaults_for_data_size(SftSettings.parse(words))
-    (auto, line), (said, _) = fitted["auto"], fitted["16"]
+    path = tmp_path / "sft.jsonl"
+    of_rows = [settings_for(path, 1_200_000, "--batch_size", rows) for rows in ("auto", "16")]
+    (auto, line), (said, _) = map(job.defaults_for_data_size, of_rows)
     assert auto.epochs == said.epochs == 13 and auto.batch_size == 0 and "--batch_size auto --epochs 13" in line

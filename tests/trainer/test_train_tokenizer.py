@@ -15,8 +15,7 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import draw_sample
-from tests.helpers import ROOT, SHARED, complaint, needs_shared, tiny_model
-from trainer.saving.weights import save_pth
+from tests.helpers import ROOT, SHARED, complaint, needs_shared, write_weights
 from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
@@ -36,10 +35,9 @@ SLOW = {"transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "s
 )
 def test_what_takes_seconds_to_import_a_command_does_without(module, flags, absent, corpus, tmp_path):
     """Up to its end: looking at data, an update, tokens."""
-    model = tiny_model(vocab_size=6400)
-    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "tiny")
+    weight = write_weights(tmp_path / "tiny", vocab_size=6400)
     program = f"import sys, {module} as m\ntry: m.main()\nfinally: print(sorted({absent} & sys.modules.keys()))"
-    command = [sys.executable, "-c", program, *flags.format(corpus=corpus, weight=tmp_path / "tiny.pth").split()]
+    command = [sys.executable, "-c", program, *flags.format(corpus=corpus, weight=weight).split()]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.stdout.endswith("\n[]\n"), ended.stdout + ended.stderr
 

@@ -28,9 +28,8 @@ AWKWARD = [
     "\n", "\n\n", " ", '"', "\\", "{", "}", "]", "中文", "🦜", "user", "\x00", "\u2028", "word",
 ]  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=3)), max_size=8).map("".join)
-ARGUMENTS = st.one_of(
-    TEXTS.map(json.dumps), st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.none()), min_size=1, max_size=3)
-)
+VALUES = st.one_of(TEXTS, st.integers(), st.none())
+ARGUMENTS = st.one_of(TEXTS.map(json.dumps), st.dictionaries(TEXTS, VALUES, min_size=1, max_size=3))
 CALLS = st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})
 
 
@@ -79,9 +78,8 @@ def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():
     """Answers that begin with a letter: transformers cuts no text where an answer begins."""
     conversation = [turn("user", "one"), turn("assistant", "two"), turn("user", "three"), turn("assistant", "four")]
-    wanted = TOKENIZER.apply_chat_template(
-        conversation, chat_template=MARKED_TEMPLATE, return_dict=True, return_assistant_tokens_mask=True
-    )
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    wanted = TOKENIZER.apply_chat_template(conversation, chat_template=MARKED_TEMPLATE, **options)
     (ids,) = ENCODER.encode([json.dumps({"messages": conversation})])
     assert ids == wanted["input_ids"] and list(map(int, mask_of(ids))) == wanted["assistant_masks"]
 

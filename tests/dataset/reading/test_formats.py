@@ -208,11 +208,10 @@ FAULTY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "suffix, content, faults, texts",
-    [(suffix, *rest) for suffix, cases in FAULTY.items() for rest in cases],
-    ids=lambda value: str(value)[:30],
-)
+FAULTY_FILES = [(suffix, *rest) for suffix, cases in FAULTY.items() for rest in cases]
+
+
+@pytest.mark.parametrize("suffix, content, faults, texts", FAULTY_FILES, ids=lambda value: str(value)[:30])
 def test_faults_name_file_and_line_or_are_counted(tmp_path, suffix, content, faults, texts):
     file = tmp_path / f"a{suffix}"
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))

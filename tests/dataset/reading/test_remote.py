@@ -78,11 +78,10 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monke
     assert not list((tmp_path / "xdg").rglob("a.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://nobody/a.jsonl", "s3://there/none.jsonl", "s3://there/*.jsonl", "s3://there"]
-)
-def test_what_is_not_there_is_told_in_a_line(s3, address):
+@pytest.mark.parametrize("place", ["nobody/a.jsonl", "there/none.jsonl", "there/*.jsonl", "there"])
+def test_what_is_not_there_is_told_in_a_line(s3, place):
     put("there/a.jsonl", LINES)
+    address = f"s3://{place}"
     with pytest.raises(DataError, match=f"{re.escape(address)}: .*download a folder or a pattern first"):
         find_files(address)
 

@@ -231,10 +231,8 @@ build.encode_blocks = hanging
 """
 
 
-@pytest.mark.parametrize(
-    "sig", [signal.SIGKILL, *(pytest.param(sig, marks=pytest.mark.slow) for sig in (signal.SIGINT, signal.SIGTERM))]
-)
-def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
+@pytest.mark.parametrize("name", ["KILL", *(pytest.param(name, marks=pytest.mark.slow) for name in ("INT", "TERM"))])
+def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, name):
     """No half store is readable, the next start clears up, the workers end with their parent."""
     psutil = pytest.importorskip("psutil")
     path = write_texts(tmp_path / "a.jsonl", TEXTS * 40)
@@ -242,7 +240,7 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     store = tmp_path / ".token_store"
     wait_until(lambda: list(store.glob(".*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2)
     children = psutil.Process(run.pid).children()
-    run.send_signal(sig)
+    run.send_signal(signal.Signals[f"SIG{name}"])
     run.communicate(timeout=20)
     assert run.returncode != 0
     _, alive = psutil.wait_procs(children, timeout=10)

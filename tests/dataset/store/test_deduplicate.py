@@ -28,9 +28,7 @@ def texts_with_copies():
 
 
 def texts_of(corpus, encoder):
-    return [
-        encoder.decode(corpus.store.tokens[slice(*corpus.store.offsets[i : i + 2])].tolist()) for i in corpus.documents
-    ]
+    return [encoder.decode(corpus.store.document(i).tolist()) for i in corpus.documents]
 
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder):

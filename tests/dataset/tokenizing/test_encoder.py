@@ -21,11 +21,8 @@ def small_tokenizer(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     specials = list(dict.fromkeys(token for token in (bos, eos, pad) if token))
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, **options))
     if template:
         pairs = [(bos, backend.token_to_id(bos)), (eos, backend.token_to_id(eos))]
         backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=pairs)

@@ -71,12 +71,9 @@ def test_a_tokenizer_that_transformers_would_change_is_theirs(change, tmp_path):
 def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):
     """A tokenizer of MiniMind's, which has no post-processor; the export's is the same one to the trainers."""
     fields = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
-    own = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps({**fields, "post_processor": None})),
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-    )
+    backend = Tokenizer.from_str(json.dumps({**fields, "post_processor": None}))
+    special_tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)
     assert own("hi").input_ids[0] != 1
     own.save_pretrained(tmp_path / "own")
     export_hf.export(write(tmp_path), tmp_path / "hf", tokenizer_path=tmp_path / "own")
@@ -100,11 +97,8 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         "a_flag_to_come": str(home / "x" / "thing"),
         "learning_rate": 0.0005,
     }  # fmt: skip
-    start = {
-        "settings": settings,
-        "command": f"python {home}/trainer/train_pretrain.py",
-        "started": "2026-01-01 00:00:00",
-    }
+    command = f"python {home}/trainer/train_pretrain.py"
+    start = {"settings": settings, "command": command, "started": "2026-01-01 00:00:00"}
     lines = [
         {"update": 1, "tokens": 9, **start, "model": {}, "data": {}, "machine": {}, "versions": {}},
         {"update": 10, "tokens": 1234567, "loss": 3.25},
@@ -192,15 +186,15 @@ def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, fi
         assert load_tokenizer(tmp_path).tokenize("a")
 
 
-@pytest.mark.parametrize(
-    ("config", "tokenizer_class"),
-    [({"model_type": "qwen2"}, None), ({"model_type": "qwen2"}, "Qwen2TokenizerFast"), ({}, "GPT2TokenizerFast")],
-)
-def test_a_folder_is_read_by_the_rule_in_its_tokenizer_json(tmp_path, config, tokenizer_class):
+QWEN = {"model_type": "qwen2"}
+
+
+@pytest.mark.parametrize("config, name", [(QWEN, None), (QWEN, "Qwen2TokenizerFast"), ({}, "GPT2TokenizerFast")])
+def test_a_folder_is_read_by_the_rule_in_its_tokenizer_json(tmp_path, config, name):
     """Reference: the library's own reading of the file. Its rule takes three digits together and has no normalizer."""
     shutil.copy(MODEL / "tokenizer.json", tmp_path)
     fields = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "tokenizer_class": tokenizer_class}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "tokenizer_class": name}))
     (tmp_path / "config.json").write_text(json.dumps(config))
     of_file = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     for backend in (load_tokenizer(tmp_path).backend_tokenizer, DocumentEncoder(load_tokenizer(tmp_path))._backend):
@@ -228,27 +222,24 @@ def test_added_tokens_keep_their_ids_or_are_refused(tmp_path, ids):
     alphabet = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     content = json.loads(Tokenizer(models.BPE({**alphabet, "ab": 256}, [("a", "b")])).to_str())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    content["added_tokens"] = [
-        {"id": i, "content": f"<{name}>", "special": True, **flags} for name, i in zip("xy", ids, strict=True)
-    ]
+    flags["special"] = True
+    content["added_tokens"] = [{"id": i, "content": f"<{name}>", **flags} for name, i in zip("xy", ids, strict=True)]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<y>"}'
-    )
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<y>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     if ids == (257, 258):
         assert load_tokenizer(tmp_path).eos_token_id == 258
-    else:
-        with pytest.raises(
-            DataError, match=rf"tokenizer.json: <.> has the id {ids[0] if ids[0] > 257 else 310}, and is"
-        ):
-            load_tokenizer(tmp_path)
+        return
+    refused = ids[0] if ids[0] > 257 else 310
+    with pytest.raises(DataError, match=rf"tokenizer.json: <.> has the id {refused}, and is"):
+        load_tokenizer(tmp_path)
 
 
-class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+# As libraries in Rust raise it
+PANIC = type("PanicException", (BaseException,), {})("odd")
 
 
-@pytest.mark.parametrize("error", [Exception("odd"), PanicException("odd")])
+@pytest.mark.parametrize("error", [Exception("odd"), PANIC])
 def test_what_a_library_raises_ends_in_one_line(tmp_path, tokenizer, monkeypatch, error):
     def fail(*_, **__):
         raise error
@@ -273,21 +264,23 @@ def words(model, trainer):
     return backend
 
 
+def whole_words(special_tokens, **options):
+    trainer = trainers.WordLevelTrainer(special_tokens=special_tokens, show_progress=False)
+    return words(models.WordLevel(**options), trainer)
+
+
 def nfkc():
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     backend.normalizer = normalizers.NFKC()
     return backend
 
 
+LETTERS = "thecasonm,"
 KINDS = {
     "vanishes": lambda: words(models.BPE(), trainers.BpeTrainer(show_progress=False)),
-    "unknown": lambda: words(
-        models.WordLevel(unk_token="[UNK]"), trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
-    ),
-    "raises": lambda: words(models.WordLevel(), trainers.WordLevelTrainer(special_tokens=[], show_progress=False)),
-    "bert": lambda: (
-        wordpiece([*WORDS[:5], *"thecasonm,", *(f"##{letter}" for letter in "thecasonm")], True).backend_tokenizer
-    ),
+    "unknown": lambda: whole_words(["[UNK]"], unk_token="[UNK]"),
+    "raises": lambda: whole_words([]),
+    "bert": lambda: wordpiece([*WORDS[:5], *LETTERS, *(f"##{x}" for x in LETTERS)], True).backend_tokenizer,
     "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")),
     "nfkc": nfkc,
 }
@@ -324,18 +317,15 @@ def test_what_a_tokenizer_loses_of_a_text_is_told(kind, text, lost):
 def test_each_command_compares_a_text_with_what_the_tokenizer_keeps(tmp_path, capsys):
     """Before anything is written; ELECTRA has no bits per byte, so it tells only what is refused."""
     folder, vocabulary = str(tmp_path / "tokenizer"), str(tmp_path / "vocab.txt")
-    PreTrainedTokenizerFast(tokenizer_object=KINDS["vanishes"](), bos_token="<s>", eos_token="</s>").save_pretrained(
-        folder
-    )
-    Path(vocabulary).write_text("\n".join(wordpiece([*WORDS[:5], *"thecasonm,"], True).get_vocab()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS["vanishes"](), bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+    Path(vocabulary).write_text("\n".join(wordpiece([*WORDS[:5], *LETTERS], True).get_vocab()))
     english = write_texts(tmp_path / "en.jsonl", [f"{ENGLISH} the cat sat on {'a ' * i}" for i in range(40)])
     chinese = write_texts(tmp_path / "zh.jsonl", ["这座小城建在河的两岸"] * 40)
     run = {"tokenizer_path": folder, "out_dir": tmp_path}
     helpers.train(data_path=english, **run)
-    assert (
-        f"note: {english}: the tokenizer {folder} loses some of the text: spaces, line breaks"
-        in capsys.readouterr().out
-    )
+    told = f"note: {english}: the tokenizer {folder} loses some of the text: spaces, line breaks"
+    assert told in capsys.readouterr().out
     arguments = ["perplexity", "--weight", str(tmp_path / "pretrain_16.pth"), "--tokenizer_path", folder, "--data_path"]
     assert evaluate.main([*arguments, english]) == 0 and f"note: {english}: the" in capsys.readouterr().err
     electra = {"data_path": chinese, "vocab_path": vocabulary}

@@ -15,6 +15,7 @@ from encoders.electra.job import VAL_SEED, ElectraJob
 from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
 from tests.encoders.electra.test_examples import write_lines, write_vocab
 from tests.helpers import ROOT, argument_list, before_update, command_line, complaint, stopped_after, trainer_of
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_electra
 from trainer.job import Progress
 from trainer.optim.build import build_adamw
@@ -106,6 +107,14 @@ def test_the_flags_of_weights_masking_sampling_and_adam_reach_them(data, tmp_pat
     assert (assembler.mask_share, assembler.style) == (0.5, "bert") and totals.masked > 0.4 * totals.targets
     # Without the correction the moments count as those of a late update.
     assert group["eps"] == 1e-3 and run.engine.optimizers[0].state[group["params"][0]]["step"] > 1000
+
+
+def test_it_starts_and_ends_on_a_machine_with_one_gpu(data, tmp_path):
+    """Which simulated_cuda.py plays."""
+    with simulated_cuda() as cuda:
+        run = train(**data, out_dir=tmp_path, device=None, max_steps=2)
+    assert run.engine.device == torch.device("cuda", 0) and cuda.chosen[0] == 0
+    assert run.progress.update == 2
 
 
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):

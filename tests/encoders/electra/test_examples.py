@@ -28,10 +28,10 @@ def write_vocab(path, tokens=(*SPECIALS, *WORDS, *"bcdefghijklmnopqrstuvwxyz", "
 def write_lines(path, n_documents=30, seed=0):
     """Documents of 1 to 12 lines of 1 to 30 words; returns (path, documents as lists of lists of words)."""
     generator = random.Random(seed)
-    documents = [
-        [generator.choices(WORDS, k=generator.randint(1, 30)) for _ in range(generator.randint(1, 12))]
-        for _ in range(n_documents)
-    ]
+    documents = []
+    for _ in range(n_documents):
+        n_lines = generator.randint(1, 12)
+        documents.append([generator.choices(WORDS, k=generator.randint(1, 30)) for _ in range(n_lines)])
     write_texts(path, ["\n".join(map(" ".join, document)) for document in documents])
     return path, documents
 

@@ -41,10 +41,8 @@ def make_place(top):
     """Fill a folder with tiny/, an untrained discriminator, and glue/ with three tasks."""
     torch.manual_seed(0)
     sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = ElectraConfig(
-        vocab_size=len(WORDS), intermediate_size=32, max_position_embeddings=32, initializer_range=0.2, **sizes
-    )
-    ElectraForPreTraining(config).save_pretrained(top / "tiny")
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 32, "vocab_size": len(WORDS)}
+    ElectraForPreTraining(ElectraConfig(**sizes, initializer_range=0.2)).save_pretrained(top / "tiny")
     BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(top / "tiny")
     write_task(top / "glue", "CoLA", {"train.tsv": 20, "dev.tsv": 9, "test.tsv": 5})
     write_task(top / "glue", "STS-B", {"train.tsv": 20, "dev.tsv": 9, "test.tsv": 5})

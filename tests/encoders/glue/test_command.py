@@ -22,6 +22,7 @@ from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.helpers import ROOT, before_update
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
 from trainer.engine import Engine
@@ -100,6 +101,12 @@ def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
     assert first["matthews"]["mean"] > 0.9
     again = fine_tune(place, tmp_path / "b", do_train=0, model_path=tmp_path / "a" / "cola" / "seed_42" / "model")
     assert again["cola"]["metrics"] == first and not (tmp_path / "b" / "cola" / "seed_42" / "model").exists()
+
+
+def test_it_starts_and_ends_on_a_machine_with_one_gpu(place, tmp_path):
+    with simulated_cuda() as cuda:
+        fine_tune(place, tmp_path, device="cuda", epochs=1)
+    assert cuda.chosen[0] == 0 and cuda.mode.asked > 0
 
 
 def test_a_run_has_the_epochs_of_its_task_or_a_part_of_one(place, tmp_path):

@@ -51,14 +51,9 @@ def test_row_counts_are_the_official_ones(name, train, dev):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_quotes_are_text_and_bom_crlf_and_odd_line_breaks_do_no_harm(tmp_path, end, encoding):
-    path = tsv(
-        tmp_path / "train.tsv",
-        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
-        '1\t1\t2\t"He said\tShe "said" it',
-        "0\t3\t4\ta\u2028b\t",
-        encoding=encoding,
-        end=end,
-    )
+    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    lines = ['1\t1\t2\t"He said\tShe "said" it', "0\t3\t4\ta\u2028b\t"]
+    path = tsv(tmp_path / "train.tsv", header, *lines, encoding=encoding, end=end)
     assert read(path, TASKS["mrpc"]) == [('"He said', 'She "said" it', "1"), ("a\u2028b", "", "0")]
 
 

@@ -105,9 +105,10 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
     """
     chosen: list[int] = []
     major, minor = capability
-    properties = SimpleNamespace(
-        total_memory=24 << 30, name="Simulated GPU", major=major, minor=minor, multi_processor_count=80
-    )
+    properties = SimpleNamespace(total_memory=24 << 30, name="Simulated GPU", major=major, minor=minor)
+    properties.multi_processor_count = 80
+    # Each its own: torch._dynamo, which may be imported within, wants no two names of one function.
+    counted = ("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize")
     answers = {
         "is_available": lambda: True,
         "device_count": lambda: gpus,
@@ -122,10 +123,7 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        # Each its own: torch._dynamo, which may be imported within, wants no two names of one function.
-        **{
-            name: mock.Mock() for name in ("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize")
-        },
+        **{name: mock.Mock() for name in counted},
         "Event": Event,
     }
     precision = torch.get_float32_matmul_precision()

@@ -67,9 +67,7 @@ def test_none_where_the_system_does_not_tell(root, monkeypatch):
     assert available_memory(CPU) is None
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("250000 100000", 3), ("max 100000", 128), ("x y", 128), ("50000 100000", 1)]
-)
+@pytest.mark.parametrize("quota, cores", [("250000 100000", 3), ("max 100000", 128), ("x y", 128), ("50000 100000", 1)])
 def test_cores_of_a_container(root, monkeypatch, quota, cores):
     """`docker run --cpus 2.5` on a large machine; of all groups around the process the tightest limit holds."""
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)

@@ -26,8 +26,7 @@ def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):
     for on_gpu, wanted in ((True, 1), (True, 0), (False, 1)):
         look = before_update(1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
         with simulated_cuda() if on_gpu else contextlib.nullcontext(), look:
-            train(
-                data_path=data, out_dir=tmp_path, max_updates=1, deterministic=wanted, device=None if on_gpu else "cpu"
-            )
+            device = None if on_gpu else "cpu"
+            train(data_path=data, out_dir=tmp_path, max_updates=1, deterministic=wanted, device=device)
     # On a CPU every run gives the same bits anyway.
     assert seen == [True, False, False]

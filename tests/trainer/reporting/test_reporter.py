@@ -1,6 +1,7 @@
 """What a user sees and a metrics file holds while a run goes on."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,22 +14,12 @@ from trainer.job import Progress
 from trainer.reporting.reporter import Reporter, Stopwatch
 
 
-class Terminal(io.StringIO):
-    def __init__(self, breaks_after=None):
-        super().__init__()
-        self.breaks_after, self.writes = breaks_after, 0
-
-    def write(self, text):
-        self.writes += 1
-        if self.breaks_after is not None and self.writes > self.breaks_after:
-            raise OSError(5, "Input/output error")
-        return super().write(text)
-
-
 @pytest.mark.parametrize("writes", [0, 20])
 def test_a_terminal_that_goes_away_changes_nothing(data, tmp_path, writes):
     plain = train(data_path=data, out_dir=tmp_path / "plain")
-    with mock.patch("sys.stdout", Terminal(breaks_after=writes)):
+    terminal, error = io.StringIO(), OSError(5, "Input/output error")
+    terminal.write = mock.Mock(side_effect=itertools.chain([None] * writes, itertools.repeat(error)))
+    with mock.patch("sys.stdout", terminal):
         run = train(data_path=data, out_dir=tmp_path / "closed")
     assert losses(run) == losses(plain)
 
