@@ -1,15 +1,13 @@
 """Which of these settings is best for my text? Trains variants of a run one after the other, and decides.
 
-    python benchmarks/ledger.py --common "--data_path my.jsonl --budget_flops 3e13" --variant "base" \\
-        --variant "wide: --hidden_size 192" --variant "before: @26fe859e --dropout 0.1" --seeds 3
+    python benchmarks/ledger.py --common "--data_path my.jsonl --budget_flops 3e13" --variant "base" --variant "old: @26fe859e"
 
 A variant is a name and flags added to --common, which says how much work a run is (--budget_flops, --budget, --max_updates);
 @COMMIT trains with that commit's files. The same command continues after a stop, and retries failures: change no code meanwhile.
 
-The rule: the first variant is the reference, and runs with the same seed, so with documents in the same order, are a pair.
-A variant that fails, or is over --drop percent worse with the first seed, gets no other; the rest get --seeds. What counts is the
-difference in bits per byte of the validation text after the last update: "better" or "worse" if the 95 % interval of its mean
-(Student's t) excludes zero, else "no difference". One of 20 variants without effect gets a verdict by chance.
+The rule: the first variant is the reference; runs with the same seed, so with the same order of documents, are a pair. A variant that
+fails, or is over --drop percent worse with its first seed, gets no other; the rest get --seeds. What counts are bits per byte of the
+validation text at the end: "better" or "worse" if the 95 % interval of the mean difference (Student's t) excludes zero.
 """
 
 if __name__ == "__main__" and not __package__:
@@ -58,6 +56,8 @@ def read_variants(texts: Sequence[str], common: str, out: Path) -> dict[str, lis
             git = ["git", "-C", str(ROOT), "worktree", "add", "--force", "--detach", str(out / commit), commit[1:]]
             if not (out / commit).exists() and subprocess.run(git, capture_output=True).returncode:
                 raise UserError(f"--variant {name}: git finds no commit {commit[1:]} here")
+            if not {"--data_path", "--mixture"} & {*variants[name]}:
+                raise UserError(f"--variant {name}: the default text may be another there: add --data_path to --common")
         else:
             settings = PretrainSettings.parse(variants[name][1:])
             judges.append(settings.val_path or [settings.val_fraction, settings.data_path, settings.mixture])
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--drop", type=positive(float), default=1.0, help="percent of bits per byte (default 1)")
     p.add_argument("--out_dir", default=str(ROOT / "out" / "ledger"), help="folder of the runs (default out/ledger)")
     args = p.parse_args(argv)
-    out = Path(args.out_dir).absolute()
+    out = Path(args.out_dir).resolve()
     with user_errors():
         out.mkdir(parents=True, exist_ok=True)
         take_lock(out / "ledger")

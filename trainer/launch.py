@@ -65,7 +65,8 @@ def launch(
             at_end.callback(torch.set_default_dtype, torch.get_default_dtype())
             at_end.callback(random.setstate, random.getstate())
             at_end.callback(np.random.set_state, np.random.get_state())
-            at_end.enter_context(torch.random.fork_rng(()))
+            gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+            at_end.enter_context(torch.random.fork_rng(gpus))
             torch.set_default_dtype(torch.float32)
             # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
             torch.set_num_threads(available_threads())

@@ -108,6 +108,13 @@ class Trainer:
                 self.prepare()
                 try:
                     exit_code = self.fit()
+                except BaseException:
+                    # The program that called goes on, and may resume at once: no save may be in progress.
+                    with contextlib.suppress(Exception):
+                        self.saver.checkpoints.wait()
+                    self.reporter.close()
+                    self.engine.close()
+                    raise
                 finally:
                     # frozen by `after_update`
                     gc.unfreeze()

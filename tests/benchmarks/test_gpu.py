@@ -101,3 +101,13 @@ def test_the_first_tensor_that_differs_is_named_and_a_process_that_fails_too(mon
         monkeypatch.setattr(gpu_bits, "side", lambda case, device, sides=sides: sides.pop())
         assert gpu_bits.main(["--device", "cpu", "--cases", "plain"]) == code
         assert said in capsys.readouterr().out
+
+
+def test_other_bits_are_found(monkeypatch):
+    """Runs that resume, and leave what was never the same."""
+    monkeypatch.setattr(gpu_checks, "start", mock.Mock())
+    monkeypatch.setattr(gpu_checks, "kill_after_first_save", lambda *_: "update_3.pt")
+    monkeypatch.setattr(gpu_checks, "output_of", lambda process: "cpu, resumed from update_3.pt")
+    monkeypatch.setattr(gpu_checks, "weights_in", lambda folder: folder.name)
+    with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
+        gpu_checks.resumes_bitwise("", CPU)

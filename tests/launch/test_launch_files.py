@@ -113,3 +113,13 @@ def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(ru
 def moment_in(seconds):
     """As Slurm writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def test_slurm_gives_whole_nodes():
+    """sbatch reads the options above the first command. Without them a task gets one processor."""
+    options = set()
+    for line in (ROOT / "launch" / "slurm.sbatch").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        options.add(line.removeprefix("#SBATCH "))
+    assert options >= {"--exclusive", "--mem=0", "--ntasks-per-node=1", "--signal=TERM@120", "--requeue"}

@@ -366,8 +366,11 @@ class RunCosts:
         text, rows, head_ids = self.text, batching.micro_rows, self.head_ids(batching.rows)
         recomputes = self.settings.gradient_checkpointing
         recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
-        batch = to_device(text.corpus.assembler(rows)[recipe], device)
+        batch = text.corpus.assembler(rows)[recipe]
         sample = sample_head(batch, config.vocab_size, head_ids, (0,)) if head_ids else None
+        sample = sample and to_device(sample, device)
+        batch = to_device(batch, device)
+        may_use_graphs = self.settings.cuda_graphs != "0" and not head_ids
         model = MiniMindLM(config).train()
         if recomputes:
             model.checkpoint_activations()
@@ -377,7 +380,7 @@ class RunCosts:
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},
-            cuda_graphs=may_record(self.settings.cuda_graphs != "0", device, ranks, dtype, recomputes, config.dropout),
+            cuda_graphs=may_record(may_use_graphs, device, ranks, dtype, recomputes, config.dropout),
             dtype=dtype,
             ranks=ranks,
             device=device,

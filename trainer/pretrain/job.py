@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from common.wording import counted
+from common.errors import UserError
+from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.loader import to_device
 from dataset.packing import RowPlan
@@ -46,9 +47,15 @@ class PretrainJob(Job):
     advise: Callable[[RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
     # ids of the head for this update; None: all of them
     sample: HeadSample | None = None
+    has_told_of_head = False
 
     def __init__(self, parts: Parts) -> None:
         settings, ranks, corpus = parts.settings, parts.ranks, parts.corpus
+        if settings.sampled_softmax >= parts.model.config.vocab_size:
+            raise UserError(
+                f"--sampled_softmax {settings.sampled_softmax}: the vocabulary has {parts.model.config.vocab_size} ids; give fewer, or 0 "
+                "for all"
+            )
         self.parts = parts
         self.settings = settings
         self.batching = parts.batching
@@ -162,6 +169,12 @@ class PretrainJob(Job):
             rows = self.corpus.assembler().arrays(recipe)
             seed = (settings.seed, update.number)
             sample = sample_head(rows, self.config.vocab_size, settings.sampled_softmax, seed)
+            if sample is None and not self.has_told_of_head and self.parts.ranks.is_main:
+                self.has_told_of_head = True
+                announce(
+                    f"warning: --sampled_softmax {settings.sampled_softmax} is too few for the targets of update {update.number}, which "
+                    "computes all ids, as will others like it; FLOP are counted as if it did not"
+                )
             self.sample = sample and to_device(sample, self.parts.device)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:

@@ -175,3 +175,13 @@ def test_a_slow_beginning_leaves_no_low_rate(machine, capsys):
     assert max(factors[-900:]) == 1.0
     printed = capsys.readouterr().out
     assert f"so the run ends after {len(factors):,} updates (1,000 were planned)" in printed
+
+
+def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():
+    """Reference: the rate before, or that of the plan with as many updates left."""
+    schedule = DecaySchedule(20, 60)
+    for update in (20, 33, 59):
+        for further in (3, 30, 300):
+            factor = schedule.factor(update)
+            moved = schedule.with_end(update, update + further, factor)
+            assert moved.factor(update) == pytest.approx(max(factor, min(further / 40, 1.0)))

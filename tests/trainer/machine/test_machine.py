@@ -17,7 +17,7 @@ from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_device, pick_dtype
+from trainer.machine.devices import pick_device, pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, init_distributed_mode, rendezvous_store
 
 CPU = torch.device("cpu")
@@ -168,3 +168,18 @@ def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
     panic = type("PanicException", (BaseException,), {})("index out of bounds")
     said = complaint(capsys, mock.Mock(side_effect=panic), [])
     assert said.startswith("error: a library has failed (PanicException: index out of bounds): ")
+
+
+def test_each_rank_and_each_seed_draws_numbers_of_its_own():
+    """Resuming with the random state: tests/faults."""
+    drawn = []
+    for seed, rank in ((5, 0), (5, 1), (7, 0), (5, 0)):
+        seed_everything(seed, rank=rank)
+        drawn.append(float(torch.rand(())))
+    assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
+
+
+def test_other_errors_of_torch_keep_their_traceback():
+    assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
+    wrong_here = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected"
+    assert error_line(torch.distributed.DistBackendError(wrong_here)) is None

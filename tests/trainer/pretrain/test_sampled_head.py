@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from common.errors import UserError
 from tests.helpers import assert_same_weights, losses, stopped_after, tiny_model, train, write_corpus
 from trainer.pretrain.sampled_head import sample_head
 
@@ -64,3 +65,12 @@ def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
     with stopped_after(3), pytest.raises(AssertionError):
         train(**run, out_dir=str(tmp_path / "stopped"))
     assert_same_weights(whole, train(**run, out_dir=str(tmp_path / "stopped"), from_resume=1))
+
+
+def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
+    data = str(write_corpus(tmp_path / "text.jsonl"))
+    run = {"data_path": data, "cache_dir": str(tmp_path), "out_dir": str(tmp_path / "out"), "max_updates": 2}
+    train(**run, sampled_softmax=5)
+    assert capsys.readouterr().out.count("--sampled_softmax 5 is too few for the targets of update 1") == 1
+    with pytest.raises(UserError, match="--sampled_softmax 6400: the vocabulary has 6400 ids"):
+        train(**run, sampled_softmax=6400)
