@@ -298,9 +298,11 @@ class MiniMindLM(nn.Module):
         backend = self._backend(x)
         mask = backend.mask(x, first_keys(self.config, torch.arange(T, device=x.device), document_ids))
         hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
-        weight, targets, bias = self.lm_head.weight, targets.reshape(-1), None
+        targets = targets.reshape(-1)
+        weight, bias = self.lm_head.weight, None
         if sample is not None:
-            weight, bias = weight.index_select(0, sample.ids), sample.log_counts
+            weight = weight.index_select(0, sample.ids)
+            bias = sample.log_counts
             targets = torch.where(targets == IGNORE, IGNORE, sample.positions[targets.clamp(min=0)])
         loss = backend.cross_entropy(hidden.view(B * T, -1), weight, targets, bias)
         return loss, aux_loss

@@ -18,7 +18,7 @@ from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, 
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.config import IGNORE, ModelConfig, parameter_count
+from model.config import ModelConfig, parameter_count
 from model.induction import supports_induction
 from model.model_minimind import MiniMindLM
 from trainer.batching import Batching
@@ -36,7 +36,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.sampled_head import sample_head
+from trainer.pretrain.sampled_head import sample_head, target_mask
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
@@ -115,10 +115,8 @@ class Text:
         n_updates = min(MAX_COUNTED_UPDATES, math.ceil(COUNTED_ROWS / rows))
         most = 0
         for start in np.linspace(0, max(n - rows, 0), n_updates).astype(int).tolist():
-            targets = np.asarray(assembler.arrays(self.rows.recipe(range(start, min(start + rows, n)))).targets)
-            is_target = np.zeros(self.vocab_size, dtype=bool)
-            is_target[targets[targets != IGNORE]] = True
-            most = max(most, int(is_target.sum()))
+            update = assembler.arrays(self.rows.recipe(range(start, min(start + rows, n))))
+            most = max(most, int(target_mask(update, self.vocab_size).sum()))
         return most
 
     def tokens_of_update(self, rows: int) -> float:
@@ -363,7 +361,8 @@ class RunCosts:
         other, as in the run.
         """
         device, dtype, ranks = self.device, self.dtype, self.ranks
-        text, rows, head_ids = self.text, batching.micro_rows, self.head_ids(batching.rows)
+        text, rows = self.text, batching.micro_rows
+        head_ids = self.head_ids(batching.rows)
         recomputes = self.settings.gradient_checkpointing
         recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
         batch = text.corpus.assembler(rows)[recipe]

@@ -10,17 +10,24 @@ import math
 import numpy as np
 import torch
 
+from dataset.arrays import Bools
 from dataset.batches import Batch
 from dataset.packing import permutation
 from model.config import IGNORE
 from model.loss import HeadSample
 
 
+def target_mask(batch: Batch, vocab_size: int) -> Bools:
+    """[vocab_size]: True for the ids that are targets in a batch of tensors or arrays."""
+    targets = np.asarray(batch.targets)
+    mask = np.zeros(vocab_size, dtype=bool)
+    mask[targets[targets != IGNORE]] = True
+    return mask
+
+
 def sample_head(update: Batch, vocab_size: int, n_ids: int, seed: tuple[int, ...]) -> HeadSample | None:
     """`n_ids` ids for an update of all these rows. None: the whole head, where its targets leave none to draw, or n_ids are all."""
-    targets = np.asarray(update.targets)
-    is_target = np.zeros(vocab_size, dtype=bool)
-    is_target[targets[targets != IGNORE]] = True
+    is_target = target_mask(update, vocab_size)
     others = np.flatnonzero(~is_target)
     n_drawn = n_ids - (vocab_size - len(others))
     if not 0 < n_drawn < len(others):
