@@ -88,6 +88,7 @@ def play_parser() -> Parser:
         default=8765,
         help="port on 127.0.0.1; 0: any free one (default 8765)",
     )
+    g.add_argument("--api", default=False, help="also answer programs that speak OpenAI's API, under /v1", **SWITCH)
     return p
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +37,7 @@ from scripts.arguments import play_parser, temperature, weight_of
 from scripts.chat_template import default_template
 from scripts.common import LanguageModel, end_ids, load, trained_length
 from scripts.generate import TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
+from scripts.openai_api import ROUTES, Enough, Reply
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
@@ -51,6 +53,9 @@ BUCKETS = 150
 MAX_SAMPLES = 8
 MAX_CHARACTERS = 4_000
 
+# How numbers of a request are checked, as flags are
+CHECKS = {"seed": seed, "max_new_tokens": positive(int, MAX_NEW_TOKENS), "temperature": temperature, "top_p": share}
+
 # This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
@@ -63,14 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = load(weight, args.tokenizer_path, args.device, args.dtype, with_interface=False)
         model = PlayedModel(for_page(weight), *loaded)
     except UserError as error:
-        if args.weight:
+        if args.weight or args.api:
             raise
         announce(f"only runs are shown: {error}")
     try:
-        server = Server(args.port, model, RunFolder(Path(args.out_dir).resolve()))
+        server = Server(args.port, model, RunFolder(Path(args.out_dir).resolve()), args.api)
     except OSError as error:
         raise UserError(f"--port {args.port}: {error}") from error
     announce(f"open {server.address} in your browser; Ctrl-C ends")
+    if args.api:
+        announce(f"for programs: OpenAI's API at {server.address}v1, with any key")
     # Ctrl-C is the usual end.
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
@@ -87,7 +94,7 @@ def for_page(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------- the model
 
 
-# Receives the pieces of a text as they come; an exception from it ends the text.
+# Receives the pieces of a text as they come; an exception from it ends the text. Enough is no error.
 Send = Callable[[dict[str, Any]], None]
 
 
@@ -104,6 +111,7 @@ class PlayedModel:
         self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
         # torch has one global random generator: one text at a time.
         self.lock = threading.Lock()
+        self.new_tokens = min(200, trained_length(model.config))
 
     def write(self, request: dict[str, Any], send: Send) -> dict[str, Any]:
         """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
@@ -111,20 +119,24 @@ class PlayedModel:
             sampling: Sampling = request["sampling"]
             if "text" in request:
                 ids = self.encoder.prompt_ids(request["text"])
+            elif self.chat is None:
+                raise UserError("this model has no chat template: it only continues texts")
             else:
-                # The page offers no chat for other models.
-                assert self.chat is not None, "a model without a chat template"
                 ids = chat_ids(self.chat, request["messages"], prompt_limit(self.model, sampling))
             check_prompt(self.model, ids, sampling)
             stream = PieceStream(self.tokenizer, send)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
-            (new,) = generate(self.model, self.tokenizer, [ids], sampling, stream.receive)
-            stream.end()
-            is_end = new[-1] in end_ids(self.model, self.tokenizer.eos_token_id)
+            # An answer that has enough has ended too.
+            is_end = True
+            with contextlib.suppress(Enough):
+                (new,) = generate(self.model, self.tokenizer, [ids], sampling, stream.receive)
+                stream.end()
+                is_end = new[-1] in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
-        beyond = len(ids) + len(new) > trained_length(self.model.config)
-        return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds, "beyond": beyond}
+        beyond = len(ids) + stream.count > trained_length(self.model.config)
+        counts = {"prompt_tokens": len(ids), "tokens": stream.count}
+        return {"reason": "end" if is_end else "length", **counts, "seconds": seconds, "beyond": beyond}
 
 
 class PieceStream(TextStream):
@@ -270,29 +282,36 @@ class RunFolder:
 # --------------------------------------------------------------------------------------------------- the server
 
 
-def parse_request(body: bytes) -> dict[str, Any]:
-    """{"text" or "messages", "sampling", "seed"} from a browser's request. Errors: UserError."""
+def parse_request(body: bytes, read: Callable[[Any], dict[str, Any]] = dict) -> dict[str, Any]:
+    """{"text" or "messages", "sampling", "seed"} from a request. read: gives its fields the page's names. Errors: UserError."""
+    name = "the request"
     try:
-        fields = json.loads(body)
-        request: dict[str, Any] = {
-            "seed": seed(str(fields["seed"])),
-            "sampling": Sampling(
-                max_new_tokens=positive(int, MAX_NEW_TOKENS)(str(fields["max_new_tokens"])),
-                temperature=temperature(str(fields["temperature"])),
-                top_p=share(str(fields["top_p"])),
-            ),
-        }
-        if "text" in fields:
+        fields = read(json.loads(body))
+        numbers: dict[str, Any] = {}
+        for name, check in CHECKS.items():
+            numbers[name] = check(str(fields[name]))
+        request: dict[str, Any] = {"seed": numbers.pop("seed"), "sampling": Sampling(**numbers)}
+        if fields.get("text") is not None:
+            name = "text"
             request["text"] = utf8(fields["text"])
         else:
-            turns = fields["messages"]
-            request["messages"] = [{"role": turn["role"], "content": utf8(turn["content"])} for turn in turns]
-            if turns[-1]["role"] != "user" or {turn["role"] for turn in turns} - {"user", "assistant", "system"}:
-                raise UserError("messages: expected turns of user and assistant, the last one the user's")
+            name = "messages"
+            turns = request["messages"] = []
+            for turn in fields["messages"]:
+                # A text, or several parts
+                content = turn["content"]
+                text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+                turns.append({"role": turn["role"], "content": utf8(text)})
+            if (
+                not turns
+                or turns[-1]["role"] != "user"
+                or {turn["role"] for turn in turns} - {"user", "assistant", "system"}
+            ):
+                raise UserError("expected turns of user and assistant, the last one the user's")
         return request
     # A malformed request can fail in any way.
     except Exception as error:
-        raise UserError(f"no request of this page: {one_line(error)[:200]}") from None
+        raise UserError(f"{name}: {one_line(error)[:200]}") from None
 
 
 class Server(ThreadingHTTPServer):
@@ -302,9 +321,10 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = os.name == "posix"
     daemon_threads = True
 
-    def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder) -> None:
-        """port: 0 for any free one. model: None if only runs are shown."""
+    def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder, has_api: bool = False) -> None:
+        """port: 0 for any free one. model: None if only runs are shown. has_api: for programs too."""
         self.model = model
+        self.has_api = has_api
         self.runs = runs
         self.is_ending = threading.Event()
         # Browsers hash line feeds alone, and git on Windows may write CRLF.
@@ -341,23 +361,27 @@ class Handler(BaseHTTPRequestHandler):
     """One request on its own connection."""
 
     server: Server
+    has_begun = False
 
     def log_message(self, format: str, *args: object) -> None:
         """No log: the page polls every two seconds."""
 
     def do_GET(self) -> None:
-        runs = self.server.runs
+        runs, model = self.server.runs, self.server.model
         if not self._is_own():
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
         elif self.path == "/":
             self._begin("text/html", self.server.page)
         elif self.path == "/api/model":
             about: dict[str, Any] = {"most_new_tokens": MAX_NEW_TOKENS, "folder": for_page(str(runs.folder))}
-            if (model := self.server.model) is not None:
+            if model is not None:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
                 about.update(name=model.name, parameters=parameters, can_chat=model.chat is not None)
-                about["new_tokens"] = min(200, trained_length(model.model.config))
+                about["new_tokens"] = model.new_tokens
             self._answer(about)
+        elif self.path == "/v1/models" and self._is_api() and model:
+            listed = {"id": model.name, "object": "model", "created": 0, "owned_by": "play.py"}
+            self._answer({"object": "list", "data": [listed]})
         elif self.path == "/api/runs":
             self._answer(runs.summaries())
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
@@ -367,30 +391,41 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         model = self.server.model
-        if not self._is_own() or self.path != "/api/generate" or model is None:
+        if not self._is_own() or model is None or not (self.path == "/api/generate" or self._is_api()):
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
         length = self.headers.get("Content-Length", "0")
         if not re.fullmatch("[0-9]{1,8}", length):
             self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length: expected a number of bytes below 10^8")
             return
+        body = self.rfile.read(int(length))
         try:
-            request = parse_request(self.rfile.read(int(length)))
+            if not self._is_api():
+                request = parse_request(body)
+                # One line of JSON for each piece of text
+                self._begin("application/x-ndjson")
+                self._send(model.write(request, self._send))
+            elif self.path not in ROUTES:
+                self._refuse(HTTPStatus.NOT_FOUND, f"expected /v1/models, {' or '.join(ROUTES)}")
+            else:
+                reply = Reply(model.name, self.path, self._send)
+                request = parse_request(body, partial(reply.read, tokens=model.new_tokens, most=MAX_NEW_TOKENS))
+                if whole := reply.end(model.write(request, reply.receive)):
+                    self._answer(whole)
+                else:
+                    self.wfile.write(b"data: [DONE]\n\n")
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
-            return
-        # One line of JSON for each piece of text
-        self._begin("application/x-ndjson")
-        try:
-            last = model.write(request, self._send_line)
-        except UserError as error:
-            last = {"error": one_line(error)}
         except ConnectionError:
             raise
         except Exception:
             traceback.print_exc()
-            last = {"error": "the model has failed; the reason is in the terminal of play.py"}
-        self._send_line(last)
+            failed = "the model has failed; the reason is in the terminal of play.py"
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, failed)
+
+    def _is_api(self) -> bool:
+        """True for a route of OpenAI's API, with --api."""
+        return self.server.has_api and self.path.startswith("/v1/")
 
     def _is_own(self) -> bool:
         """True for a request to this machine from its own page: a browser names the asking page as the Origin.
@@ -404,23 +439,36 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None:
             return origin.lower() == f"http://{hosts[0].lower()}"
-        # Browsers may omit it in a GET, whose answer other pages cannot read. With a POST they send it.
-        return self.command == "GET"
+        # Browsers may omit it in a GET, whose answer other pages cannot read. With a POST they send it, and for JSON they first
+        # ask whether another page may post it: a POST of JSON without an Origin is a program's.
+        return self.command == "GET" or self._is_api() and self.headers.get_content_type() == "application/json"
 
-    def _send_line(self, fields: dict[str, Any]) -> None:
-        """Send a line of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
+    def _send(self, fields: dict[str, Any]) -> None:
+        """Send a part of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
         if self.server.is_ending.is_set():
             raise ConnectionError
-        self.wfile.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
+        if not self.has_begun:
+            self._begin("text/event-stream")
+        frame = b"data: %s\n\n" if self._is_api() else b"%s\n"
+        self.wfile.write(frame % json.dumps(fields, allow_nan=False).encode())
 
-    def _answer(self, value: object) -> None:
-        self._begin("application/json", json.dumps(value, allow_nan=False).encode())
+    def _answer(self, value: object, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._begin("application/json", json.dumps(value, allow_nan=False).encode(), status)
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        self._begin("text/plain", reason.encode(errors="replace"), status)
+        """Tell of an error, in place of the answer or in it."""
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        error = {"message": reason, "type": kind, "param": None, "code": None} if self._is_api() else reason
+        if self.has_begun:
+            self._send({"error": error})
+        elif self._is_api():
+            self._answer({"error": error}, status)
+        else:
+            self._begin("text/plain", reason.encode(errors="replace"), status)
 
     def _begin(self, kind: str, content: bytes = b"", status: HTTPStatus = HTTPStatus.OK) -> None:
         """Send the headers, and all of the content or its start."""
+        self.has_begun = True
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         for name, value in self.server.headers.items():

@@ -170,15 +170,12 @@ def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     assert not list(tmp_path.glob("model*"))
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"generation": "minimind3", "use_moe": True, "norm_topk_prob": False}, "always normalises"),
-        ({"generation": "minimind3", "use_moe": True, "n_shared_experts": 1}, "cannot be exported"),
-        ({"inference_rope_scaling": True, "yarn_beta_fast": 16.0}, "beta_fast"),
-        ({"inference_rope_scaling": True, "yarn_original_positions": 1_000_000}, "in another way"),
-    ],
-)
+@pytest.mark.parametrize("fields, message", [
+    ({"generation": "minimind3", "use_moe": True, "norm_topk_prob": False}, "always normalises"),
+    ({"generation": "minimind3", "use_moe": True, "n_shared_experts": 1}, "cannot be exported"),
+    ({"inference_rope_scaling": True, "yarn_beta_fast": 16.0}, "beta_fast"),
+    ({"inference_rope_scaling": True, "yarn_original_positions": 1_000_000}, "in another way"),
+])  # fmt: skip
 def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, tmp_path, tokens):
     with pytest.raises(ValueError, match=message):
         export(tmp_path, tokens, **fields)

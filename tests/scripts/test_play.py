@@ -111,20 +111,25 @@ STRANGERS = [
 
 
 def test_other_hosts_and_origins_are_refused(server):
-    """A POST without an Origin is no browser's. Other machines cannot connect."""
+    """A POST without an Origin is no browser's, and allowed for JSON with --api. Other machines cannot connect."""
     assert server.server_address[0] == "127.0.0.1"
     for method, path, refused in (
         ("GET", "/api/runs", STRANGERS),
         ("GET", "/api/model", STRANGERS),
         ("POST", "/api/generate", [*STRANGERS, {"Origin": None}]),
+        ("GET", "/v1/models", STRANGERS),
+        ("POST", "/v1/completions", [*STRANGERS, {"Origin": None, "Content-Type": "text/plain"}]),
     ):
-        body = asked() if method == "POST" else None
+        body = asked(prompt="a") if method == "POST" else None
         for headers in refused:
             status, _, content = ask(server, method, path, body, headers)
-            assert (status, content) == (403, b"this server answers its own page alone"), (path, headers)
+            assert status == 403 and b"this server answers its own page alone" in content, (path, headers)
     # A tunnel may name this machine otherwise.
     for host in ("127.0.0.1:1", "localhost", "LOCALHOST:8765", "[::1]:80"):
         assert ask(server, "POST", "/api/generate", asked(), {"Host": host, "Origin": f"http://{host}"})[0] == 200
+    assert ask(server, "POST", "/v1/completions", asked(prompt="a"), {"Origin": None})[0] == 200
+    with mock.patch.object(server, "has_api", False):
+        assert ask(server, "POST", "/v1/completions", asked(prompt="a"), {"Origin": None})[0] == 403
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(server):

@@ -122,16 +122,13 @@ def test_text_in_utf_16_is_told_as_such(tmp_path, suffix, line_end):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".csv", ".jsonl", ".txt.gz"])
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
-        (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
-        (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of git LFS"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
+    (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
+    (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of git LFS"),
+])  # fmt: skip
 def test_documents_of_office_programs_are_told_by_their_first_bytes(tmp_path, suffix, content, words):
     """References: the file signatures of the formats."""
     file = tmp_path / f"a{suffix}"
@@ -249,14 +246,11 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     assert found == [record["text"] for record in json.loads(content) if record["text"]]
 
 
-@pytest.mark.parametrize(
-    ("content", "advice"),
-    [
-        (b"text;label\na;1\n", "separate columns by commas"),
-        (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
-        ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("content", "advice"), [
+    (b"text;label\na;1\n", "separate columns by commas"),
+    (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
+    ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
+])  # fmt: skip
 def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=advice):

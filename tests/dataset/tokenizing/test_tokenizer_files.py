@@ -161,15 +161,12 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
 BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
 
 
-@pytest.mark.parametrize(
-    ("files", "to_do"),
-    [
-        ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
-        ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
-        (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
-        ({"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]}, "rename them to vocab.json and merges.txt"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "to_do"), [
+    ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
+    ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
+    (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
+    ({"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]}, "rename them to vocab.json and merges.txt"),
+])  # fmt: skip
 def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, files, to_do):
     """What the line says to write makes a tokenizer of them."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -287,22 +284,19 @@ KINDS = {
 ENGLISH = "the cat sat on a mat\n" * 5
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "lost"),
-    [
-        ("vanishes", "这座小城建在河的两岸" * 6, "does not know 100% of the first 60 characters, such as 这 座 小 城 建;"),
-        ("unknown", "the cat\n" + "dogs ran over " * 9, "does not know 94% of the first 105 characters, such as o r e a d;"),
-        ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
-        ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
-        ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
-        ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
-        ("vanishes", "the cat sat", ""),
-        ("raises", "the cat sat", ""),
-        ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
-        ("vanishes", "河" * 49, ": 1 character (河)"),
-        ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "text", "lost"), [
+    ("vanishes", "这座小城建在河的两岸" * 6, "does not know 100% of the first 60 characters, such as 这 座 小 城 建;"),
+    ("unknown", "the cat\n" + "dogs ran over " * 9, "does not know 94% of the first 105 characters, such as o r e a d;"),
+    ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
+    ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
+    ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
+    ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
+    ("vanishes", "the cat sat", ""),
+    ("raises", "the cat sat", ""),
+    ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
+    ("vanishes", "河" * 49, ": 1 character (河)"),
+    ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
+])  # fmt: skip
 def test_what_a_tokenizer_loses_of_a_text_is_told(kind, text, lost):
     """By hand: characters that the vocabulary lacks vanish or are unknown, most of them is an error; other losses are named."""
     encoder = DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=KINDS[kind]()))

@@ -39,7 +39,7 @@ def played_model(name="tiny", folder=ROOT / "model", **fields):
 @contextlib.contextmanager
 def serving(model, folder):
     """A Server that answers within the block."""
-    server = Server(0, model, RunFolder(folder))
+    server = Server(0, model, RunFolder(folder), has_api=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -1,0 +1,113 @@
+"""play.py --api, asked by OpenAI's own client. Reference: generate.py's text with the same seed."""
+
+from itertools import count
+from unittest import mock
+
+import pytest
+import torch
+
+from model.decoding import Sampling
+from scripts import play
+from tests.chats import turn
+from tests.scripts.playground.pages import played_model, serving
+from tests.scripts.test_play import streamed
+
+openai = pytest.importorskip("openai")
+TURNS = [turn("system", "Be brief."), turn("user", [{"type": "text", "text": "Hi"}])]
+PROMPTS = {True: {"messages": TURNS}, False: {"prompt": "a"}}
+ROUTES = pytest.mark.parametrize("is_chat", [True, False])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(played_model(), tmp_path_factory.mktemp("out")) as server:
+        yield server
+
+
+@pytest.fixture
+def ask(server):
+    """ask(is_chat, **fields) -> what the client makes of the answer."""
+    client = openai.OpenAI(base_url=f"{server.address}v1", api_key="any", max_retries=0)
+    given = {"model": client.models.list().data[0].id, "max_tokens": 20, "temperature": 0.9, "top_p": 0.8, "seed": 7}
+    chats, texts = client.chat.completions, client.completions
+    return lambda is_chat, **fields: (chats if is_chat else texts).create(**{**given, **PROMPTS[is_chat], **fields})
+
+
+def written(server, is_chat):
+    """(ids of the prompt, generate.py's text, its number of tokens)"""
+    turns = [TURNS[0], turn("user", "Hi")]
+    ids = server.model.chat(turns) if is_chat else server.model.encoder.prompt_ids("a")
+    torch.manual_seed(7)
+    stream, new = streamed(server.model, ids, Sampling(20, 0.9, 0.8))
+    return ids, stream.text, len(new)
+
+
+def text_of(event):
+    """The text of an event or of a whole answer."""
+    choice = event.choices[0]
+    part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+    return part.content if part else choice.text
+
+
+@ROUTES
+def test_an_answer_is_the_text_of_generate(server, ask, is_chat):
+    ids, text, n_new = written(server, is_chat)
+    whole = ask(is_chat)
+    assert text_of(whole) == text and whole.choices[0].finish_reason == "length" and whole.model == server.model.name
+    *events, used = ask(is_chat, stream=True, stream_options={"include_usage": True})
+    assert len(events) > 5 and "".join(map(text_of, events)) == text
+    assert [event.choices[0].finish_reason for event in events] == [None] * (len(events) - 1) + ["length"]
+    for usage in (whole.usage, used.usage):
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(ids), n_new)
+    if is_chat:
+        assert [event.choices[0].delta.role for event in events] == ["assistant"] + [None] * (len(events) - 1)
+    # Without a seed each answer is another one.
+    assert text_of(ask(is_chat, seed=None)) != text_of(ask(is_chat, seed=None))
+
+
+@ROUTES
+def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
+    """None of it is sent, even if it comes in several tokens; what only begins one is."""
+    text = written(server, is_chat)[1]
+    cut = len(text) // 2
+    for stop, expected in ((["~", text[cut : cut + 4]], "stop"), (text[-2:] + "~", "length")):
+        end = text.index(stop[1]) if expected == "stop" else None
+        whole, events = ask(is_chat, stop=stop), list(ask(is_chat, stop=stop, stream=True))
+        assert text_of(whole) == "".join(map(text_of, events)) == text[:end]
+        assert whole.choices[0].finish_reason == events[-1].choices[0].finish_reason == expected
+
+
+@pytest.mark.parametrize("name, values", [
+    ("temperature", [-3, "hot"]), ("top_p", [0]), ("seed", [-1]), ("tokens", []), ("stop", [[""]]), ("n", [2]),
+    ("tools", [[{}]]), ("messages", [[], TURNS[:1], [turn("tool", "x")], "text"]),
+])  # fmt: skip
+def test_an_error_names_the_field(ask, name, values):
+    for fields in [{name: value} for value in values] or [{"max_tokens": 0}, {"max_completion_tokens": "x"}]:
+        with pytest.raises(openai.BadRequestError, match=name) as raised:
+            ask(True, **fields)
+        assert raised.value.type == "invalid_request_error"
+
+
+def test_a_prompt_that_does_not_fit_and_a_model_without_chats(server, ask):
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="too long"):
+            ask(False, prompt="a b " * 40_000, stream=stream)
+    with mock.patch.object(server.model, "chat", None), pytest.raises(openai.BadRequestError, match="no chat template"):
+        ask(True)
+
+
+def test_a_model_that_fails_ends_the_answer_with_an_error(ask, capsys):
+    receive, calls = play.PieceStream.receive, count()
+
+    def failing(*arguments):
+        assert next(calls) % 6 != 5, "a bug"
+        receive(*arguments)
+
+    with mock.patch.object(play.PieceStream, "receive", failing):
+        with pytest.raises(openai.InternalServerError, match="the model has failed"):
+            ask(False)
+        events = ask(False, stream=True)
+        assert text_of(next(events))
+        with pytest.raises(openai.APIError, match="the model has failed"):
+            list(events)
+    assert "a bug" in capsys.readouterr().err
