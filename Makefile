@@ -9,6 +9,7 @@
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
 #                 make gpu-bits: equal runs have equal bits, in three
+# make report     whether training works on this machine: a table to post, without names or paths, in two minutes
 # make findings   what other libraries do that one would not guess (findings/README.md); installs each of them, outside the environment
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
@@ -16,7 +17,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain reference chat electra test test-core test-all bench findings gpu gpu-speed gpu-bits lint clean
+.PHONY: pretrain reference chat electra test test-core test-all bench report findings gpu gpu-speed gpu-bits lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -137,6 +138,9 @@ gpu-speed:
 
 gpu-bits:
 	$(HAS_TORCH) benchmarks/gpu_bits.py $(ARGS)
+
+report: $(VENV)/.installed
+	@$(RUN) scripts/system_report.py $(ARGS)
 
 findings:
 	@for script in findings/*.sh; do echo "== $$script"; PYTHON=$(PYTHON) bash "$$script" || { echo "$$script: it behaves otherwise now"; exit 1; }; done

@@ -309,15 +309,11 @@ HARD_TEXTS = (
     "1234567890 1,234.5 x1y22z333 \uff11\uff12\uff13\uff14 \u0663\u0664\u0665\u0666 \u2167 \u00bd",
     "\u00c9cole \u00ceLE STRASSE stra\u00dfe \u041f\u0440\u0438\u0412\u0435\u0442 \u041c\u041e\u0421\u041a\u0412\u0410",
     "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e \u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
-    " \t\n  \r\n\n x \u3000 \u00a0 y\u2028z\u0085 ",
-    "a <|im_start|>user <think> <|endoftext|> is only text",
+    " \t\n  \r\n\n x \u3000 \u00a0 y\u2028z\u0085 ", "a <|im_start|>user <think> <|endoftext|> is only text",
     "e\u0301 a\u0308 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \ufeff",
     "if x:\n\tif y:\n\t\treturn [1]*(2**10)  # \u4f60\u597d\n\n\n    pass\n",
-    "a" * 3000,
-    "!?" * 700 + "\n" * 50,
-    "",
-    " ",
-)
+    "a" * 3000, "!?" * 700 + "\n" * 50, "", " ",
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -100,14 +100,9 @@ def test_a_text_ends_when_the_browser_leaves(server):
 
 
 STRANGERS = [
-    {"Host": "evil.example"},
-    {"Host": "127.0.0.1.evil.example"},
-    {"Host": "192.168.0.3"},
-    {"Host": None},
-    {"Origin": "http://evil.example"},
-    {"Origin": "null"},
-    {"Origin": "https://127.0.0.1"},
-]
+    {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": "192.168.0.3"}, {"Host": None},
+    {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "https://127.0.0.1"},
+]  # fmt: skip
 
 
 def test_other_hosts_and_origins_are_refused(server):

@@ -29,6 +29,9 @@ def pick_device(name: str | None = None) -> torch.device:
 def cpu_has_bfloat16() -> bool:
     """True if this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
     names = ("avx512_bf16", "amx_bf16", "bf16", "amx_tile", "sve_bf16")
+    if not hasattr(torch.cpu, "get_capabilities"):
+        # PyTorch 2.10, which images for notebooks have
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in names)
 

@@ -160,20 +160,12 @@ def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
 GOOD = [b'{"text": "one"}', b'{"text": "two"}', b'{"text": "three"}']
 # A line between them, with an empty one before it: (content, kind of fault)
 FAULTY_LINES = [
-    (b'{"text": "thr', "cut line"),
-    ('{"text": "三'.encode()[:-1], "cut line"),
-    (b'{"text": "\xff\xfe"}', "bad UTF-8"),
-    (b'{"text": "a\0b"}', "NUL byte"),
-    (b'{"text": "a\\ud83d"}', "lone surrogate"),
-    (b'["text"]', "not an object"),
-    (b'{"content": "x"}', "no text"),
-    (b'{"text": null}', "text is null"),
-    (b'{"text": 3}', "text is not a string"),
-    (b'{"text": "a"} {"text": "b"}', "two values on a line"),
-    (b'{"text": "a\tb"}', "raw control character"),
-    (b"text: a", "not JSON"),
-    (b"[" * 100_000, "not JSON"),
-]
+    (b'{"text": "thr', "cut line"), ('{"text": "三'.encode()[:-1], "cut line"), (b'{"text": "\xff\xfe"}', "bad UTF-8"),
+    (b'{"text": "a\0b"}', "NUL byte"), (b'{"text": "a\\ud83d"}', "lone surrogate"), (b'["text"]', "not an object"),
+    (b'{"content": "x"}', "no text"), (b'{"text": null}', "text is null"), (b'{"text": 3}', "text is not a string"),
+    (b'{"text": "a"} {"text": "b"}', "two values on a line"), (b'{"text": "a\tb"}', "raw control character"),
+    (b"text: a", "not JSON"), (b"[" * 100_000, "not JSON"),
+]  # fmt: skip
 
 # (content, {line: kind of fault}, texts)
 FAULTY = {

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from datetime import timedelta
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -49,6 +50,13 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     chosen, notices = pick_dtype("bfloat16", CPU)
     assert chosen is dtype and bool(notices) is not native
     assert [pick_dtype(name, CPU) for name in ("float16", "float32")] == [(torch.float16, []), (torch.float32, [])]
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_pytorch_2_10_is_asked_for_bfloat16_by_its_own_names(monkeypatch, has_it):
+    names = {"_is_avx512_bf16_supported": lambda: False, "_is_amx_tile_supported": lambda: has_it}
+    monkeypatch.setattr(torch, "cpu", SimpleNamespace(**names))
+    assert devices.cpu_has_bfloat16() is has_it
 
 
 def test_under_nohup_a_terminal_that_closes_does_not_stop_the_run():

@@ -10,12 +10,8 @@ from trainer import train_pretrain
 
 # A rate at which the validation loss falls and rises again
 RISES = {
-    "val_fraction": 0.4,
-    "eval_interval": 10,
-    "save_interval": 10,
-    "learning_rate": 0.05,
-    "lr_schedule": "constant",
-}
+    "val_fraction": 0.4, "eval_interval": 10, "save_interval": 10, "learning_rate": 0.05, "lr_schedule": "constant",
+}  # fmt: skip
 
 
 @pytest.fixture
