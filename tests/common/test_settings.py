@@ -13,11 +13,9 @@ from trainer.sft.settings import SftSettings
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
 COMMANDS = {
-    "pretrain": (PretrainSettings, []),
-    "sft": (SftSettings, []),
-    "electra": (ElectraSettings, []),
+    "pretrain": (PretrainSettings, []), "sft": (SftSettings, []), "electra": (ElectraSettings, []),
     "glue": (GlueSettings, GLUE),
-}
+}  # fmt: skip
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 COMMON = {
     "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100, "report": True, "tracker": "none", "use_wandb": False,

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ class Reporter:
         self.file: io.FileIO | None = None
         # whether the last line in the file is incomplete
         self.is_cut = False
+        # in a notebook, the handle of the log line on display
+        self.display: Any = None
 
     def open(self, path: Path, resumed: Progress | None = None) -> None:
         """Open the metrics file: JSON lines, one object per log line, evaluation, sample or start.
@@ -81,7 +84,10 @@ class Reporter:
 
     def log(self, progress: Progress, values: Mapping[str, Any], text: str) -> None:
         """Print `text`, and record `values` in the metrics file and the tracker."""
-        self.say(text)
+        if self.is_main and "loss" in values and in_notebook():
+            self.replace_line(text)
+        else:
+            self.say(text)
         self.record(progress, values)
         # Without the step: it is the axis, and a reserved name in some trackers.
         numbers = flat_numbers({"update": progress.update, "tokens": progress.tokens, **values})
@@ -107,6 +113,15 @@ class Reporter:
             self.is_cut = bool(problem)
             self.on_log(record)
 
+    def replace_line(self, text: str) -> None:
+        """Show `text` in a notebook in place of the last one."""
+        from IPython.display import Pretty, display
+
+        if self.display is None:
+            self.display = display(Pretty(text), display_id=True)
+        else:
+            self.display.update(Pretty(text))
+
     def close(self) -> None:
         if self.file:
             self.file.close()
@@ -123,6 +138,12 @@ class Reporter:
             self.say(
                 f"warning: the tracker has failed, and is off now ({type(error).__name__}: {error}); training continues"
             )
+
+
+def in_notebook() -> bool:
+    """True in the kernel of a notebook, which has imported IPython."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
 
 
 def publishable(value: Any) -> Any:

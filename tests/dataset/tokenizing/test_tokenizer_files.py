@@ -275,12 +275,10 @@ def nfkc():
 LETTERS = "thecasonm,"
 KINDS = {
     "vanishes": lambda: words(models.BPE(), trainers.BpeTrainer(show_progress=False)),
-    "unknown": lambda: whole_words(["[UNK]"], unk_token="[UNK]"),
-    "raises": lambda: whole_words([]),
+    "unknown": lambda: whole_words(["[UNK]"], unk_token="[UNK]"), "raises": lambda: whole_words([]),
     "bert": lambda: wordpiece([*WORDS[:5], *LETTERS, *(f"##{x}" for x in LETTERS)], True).backend_tokenizer,
-    "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")),
-    "nfkc": nfkc,
-}
+    "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")), "nfkc": nfkc,
+}  # fmt: skip
 ENGLISH = "the cat sat on a mat\n" * 5
 
 
