@@ -143,7 +143,7 @@ class OutputSettings(Settings):
     keep_checkpoints: int = setting(2, check=positive(int), help="number of checkpoints to keep")
     log_interval: int = setting(100, check=positive(int), help="micro-batches per log line (ELECTRA, GLUE: updates)")
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
-    tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="also log to an experiment tracker")
+    tracker: str = setting("none", choices=("none", "wandb", "swanlab", "trackio"), help="also log to this tracker")
     use_wandb: bool = switch(False, help="same as --tracker wandb (WANDB_MODE=offline needs no network)")
     wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
 

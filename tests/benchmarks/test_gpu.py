@@ -53,9 +53,7 @@ def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monk
 
 def test_a_section_that_hangs_is_stopped_and_keeps_what_it_has_found(tmp_path, monkeypatch, program):
     monkeypatch.setattr(gpu, "CPU_LIMIT_S", 1)
-    program(
-        "import sys, time; print('{\"what\": \"a step\"}', file=open(sys.argv[1], 'a'), flush=True); time.sleep(60)"
-    )
+    program("import sys, time; print('{\"what\": \"a step\"}', file=open(sys.argv[1], 'a'), flush=1); time.sleep(60)")
     code, (first, end, seconds) = main(tmp_path, "--sections", "0")
     assert code == 1 and first == {"what": "a step"}
     assert end["ok"] is False and end["value"] == "stopped after 1 s"

@@ -56,8 +56,7 @@ def table(tmp_path):
 
 # 97.5 % quantiles of Student's t with 1, 2 and 4 degrees of freedom, as every table has them
 @pytest.mark.parametrize("bits, quantile, verdict", [
-    ([0.99, 1.99], 12.706, "no difference"),
-    ([0.98, 1.95, 2.93], 4.303, "better"),
+    ([0.99, 1.99], 12.706, "no difference"), ([0.98, 1.95, 2.93], 4.303, "better"),
     ([1.02, 2.05, 3.07, 4.10, 5.08], 2.776, "worse"),
 ])  # fmt: skip
 def test_a_verdict_needs_an_interval_without_zero(bits, quantile, verdict):

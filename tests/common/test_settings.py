@@ -155,8 +155,7 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     ("config: other.yaml\n", "run.yaml: config: not possible within a settings file"),
     ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
     ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
-    ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"),
-    ("[" * 1000, "is not YAML"),
+    ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"), ("[" * 1000, "is not YAML"),
 ])  # fmt: skip
 def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
     path = tmp_path / "run.yaml"

@@ -12,14 +12,10 @@ HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
 
 
 @pytest.mark.parametrize("argument, path, shares, repeat", [
-    ("a.jsonl", "a.jsonl", None, 1),
-    ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
-    ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1),
-    ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
-    ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5),
-    (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
-    (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3),
-    ("odd:name:7", "odd:name", [7], 1),
+    ("a.jsonl", "a.jsonl", None, 1), ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
+    ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1), ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
+    ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5), (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
+    (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3), ("odd:name:7", "odd:name", [7], 1),
 ])  # fmt: skip
 def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, repeat):
     points = None if shares is None else tuple(Point(i, share) for i, share in enumerate(shares))

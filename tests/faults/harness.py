@@ -58,9 +58,8 @@ class ForkServer:
     def __init__(self, tokenizer):
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.faults.server", str(tokenizer)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
         assert self.process.stdout.readline() == "ready\n"
 
     def fork(self, **request):
@@ -78,9 +77,8 @@ class Process:
 
     def __init__(self, server, trainer, log, arguments, environment, hooks, cwd):
         self.log = log
-        self.pid = server.fork(
-            trainer=trainer, log=str(log), arguments=arguments, environment=environment, hooks=hooks or {}, cwd=str(cwd)
-        )
+        words = {"arguments": arguments, "environment": environment, "hooks": hooks or {}}
+        self.pid = server.fork(trainer=trainer, log=str(log), cwd=str(cwd), **words)
 
     out = property(lambda self: self._read("out"))
     err = property(lambda self: self._read("err"))
@@ -195,9 +193,8 @@ class Lab:
     def metrics(self, name):
         """The metrics file as dicts, without times and without what each start has noted about itself."""
         lines = map(json.loads, Path(f"{self.stem(name)}.metrics.jsonl").read_text().splitlines())
-        return [
-            {key: value for key, value in line.items() if key not in TIMES} for line in lines if "settings" not in line
-        ]
+        lasting = (line for line in lines if "settings" not in line)
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in lasting]
 
     def log_lines(self, name):
         """How many log lines the metrics file has so far."""

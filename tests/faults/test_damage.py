@@ -92,11 +92,8 @@ def test_newest_bad_goes_on_from_the_one_before(lab, whole):
 @pytest.mark.parametrize(("at_tries", "left"), [([2, 3], [8, 3]), ([3], [8, 6])], ids=["no room", "room for two"])
 def test_disk_full_in_the_middle_of_a_save(lab, whole, at_tries, left):
     """If a second try fails too, the file is named, and training goes on. What was saved is intact, and the run ends as it would have."""
-    hooks = {
-        "full_disk": {"at_tries": at_tries, "offset": 50_000},
-        "signal_at": {"updates": [8]},
-        "slow_updates": {"seconds": 0.02},
-    }
+    hooks = {"full_disk": {"at_tries": at_tries, "offset": 50_000}, "slow_updates": {"seconds": 0.02}}
+    hooks["signal_at"] = {"updates": [8]}
     process = lab.start("run", hooks)
     assert process.wait() == 143
     assert ("update_00000006.pt: No space left" in process.out) == (left == [8, 3])
@@ -122,10 +119,7 @@ CHANGES = {
     "no weights": ("pth", Path.unlink),
     "no record": ("json", Path.unlink),
     "cut weights": ("pth", lambda path: path.write_bytes(path.read_bytes()[:-9])),
-    "another config": (
-        "json",
-        lambda path: path.write_text(path.read_text().replace('"hidden_size": 32', '"hidden_size": 64')),
-    ),
+    "another config": ("json", lambda p: p.write_text(p.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))),
 }
 
 
@@ -139,11 +133,8 @@ def test_the_resume_of_a_finished_run_writes_what_is_not_there(lab, whole, chang
     apply(lab.stem("run").with_suffix(f".{ending}"))
     lab.run("run", from_resume=1)
     after = json.loads(paths[1].read_bytes())
-    digests = [
-        hashlib.sha256(paths[0].read_bytes()).hexdigest(),
-        *(one.pop("weights_sha256")[0] for one in (before, after)),
-    ]
-    assert len(set(digests)) == 1 and before == after
+    recorded = {one.pop("weights_sha256")[0] for one in (before, after)}
+    assert recorded == {hashlib.sha256(paths[0].read_bytes()).hexdigest()} and before == after
 
 
 def test_a_checkpoint_that_cannot_be_read_again_is_skipped(lab, whole):

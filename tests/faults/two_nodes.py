@@ -137,9 +137,8 @@ class Job:
             }  # fmt: skip
             command = node.inside(*MACHINE, "sh", "launch/c10d.sh", *self.lab.flags(self.name, **self.settings))
             with self.log(node).open("a") as log:
-                node.launcher = subprocess.Popen(
-                    command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                node.launcher = subprocess.Popen(command, env=environment, cwd=ROOT, **streams)
 
     def log(self, node):
         return self.lab.folder / f"{self.name}.node_{node.number}"

@@ -98,8 +98,7 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype):
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 @pytest.mark.parametrize("kind, on_gpu, recomputes", [
-    ("minimind2", False, False),
-    pytest.param("minimind3_moe", True, False, marks=pytest.mark.slow),
+    ("minimind2", False, False), pytest.param("minimind3_moe", True, False, marks=pytest.mark.slow),
     pytest.param("minimind3_moe", False, True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, recomputes, quick_compile):

@@ -37,10 +37,8 @@ def test_greedy_with_cache_equals_greedy_without(kind):
 
 
 @pytest.mark.parametrize("kind, options", [
-    ("minimind2", {"num_beams": 2}),
-    ("minimind3", {"cache_implementation": "static"}),
-    ("minimind2_moe", {"use_cache": False}),
-    ("minimind3_moe", {}),
+    ("minimind2", {"num_beams": 2}), ("minimind3", {"cache_implementation": "static"}),
+    ("minimind2_moe", {"use_cache": False}), ("minimind3_moe", {}),
 ])  # fmt: skip
 def test_left_padded_batch_equals_single_prompts(kind, options):
     model = tiny(kind)

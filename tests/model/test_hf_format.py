@@ -111,17 +111,13 @@ YARN |= {"original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize("kind, changes", [
-    ("llama", {"model_type": "mistral"}),
-    ("llama", {"hidden_act": "gelu"}),
+    ("llama", {"model_type": "mistral"}), ("llama", {"hidden_act": "gelu"}),
     ("llama", {"quantization_config": {"bits": 4}}),
     ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}),
     ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8}}),
     # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
-    ("llama", {"rope_parameters": YARN}),
-    ("llama", {"bos_token_id": "one"}),
-    ("qwen3", {"use_sliding_window": True}),
-    ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
-    ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ("llama", {"rope_parameters": YARN}), ("llama", {"bos_token_id": "one"}), ("qwen3", {"use_sliding_window": True}),
+    ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}), ("qwen3_moe", {"decoder_sparse_step": 2}),
     ("qwen2_moe", {"shared_expert_intermediate_size": 50}),
     # Theirs normalises a single weight, minimind2 does not.
     ("qwen2_moe", {"num_experts_per_tok": 1}),

@@ -53,9 +53,8 @@ def answer_of_generate(weight, asked):
 def answer_of_transformers(folder, asked, words):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).float()
-    prompt = tokenizer.apply_chat_template(
-        [turn("user", asked)], add_generation_prompt=True, return_dict=True, return_tensors="pt", **words
-    )
+    words = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", **words}
+    prompt = tokenizer.apply_chat_template([turn("user", asked)], **words)
     found = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
     return tokenizer.decode(found, skip_special_tokens=True)
 

@@ -167,11 +167,9 @@ def test_intervals():
 
 
 @pytest.mark.parametrize(("task", "content", "message"), [
-    ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"),
-    ("pairs", "{", "d.jsonl:1: cut line: "),
+    ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"), ("pairs", "{", "d.jsonl:1: cut line: "),
     ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
-    ("pairs", "", "nothing to evaluate there"),
-    ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
+    ("pairs", "", "nothing to evaluate there"), ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
 ])  # fmt: skip
 def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     (file := tmp_path / ("d.txt" if "d.txt" in message else "d.jsonl")).write_text(content)

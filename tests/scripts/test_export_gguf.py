@@ -17,6 +17,7 @@ from dataset.tokenizing.byte_level_bpe import MARKED_TEMPLATE, QWEN2, piece_rule
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
+from tests.chats import turn
 from tests.helpers import ROOT, tiny_model
 from tests.llama_cpp_server import llama_cpp
 from tests.scripts.test_export import KINDS as HF_KINDS
@@ -38,19 +39,13 @@ WEATHER = {
     "function": {"name": "weather", "description": "a <b> & 'c' é", "parameters": {"type": "object", "properties": {}}},
 }
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "n": 1.5, "b": True}}}
+CALLED = [turn("user", "Is it warm?"), turn("assistant", "", tool_calls=[CALL, CALL]), turn("tool", "[21, 22]")]
+SAID = turn("assistant", "Yes.", reasoning_content="21\nis warm")
+ASKED = turn("user", [{"type": "text", "text": "And there?"}])
 CHATS = (
-    {"messages": [{"role": "user", "content": "hi  \n"}]},
-    {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "你好"}], "tools": [WEATHER]},
-    {
-        "messages": [
-            {"role": "user", "content": "Is it warm?"},
-            {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
-            {"role": "tool", "content": "[21, 22]"},
-            {"role": "assistant", "content": "Yes.", "reasoning_content": "21\nis warm"},
-            {"role": "user", "content": [{"type": "text", "text": "And there?"}]},
-        ],
-        "tools": [WEATHER],
-    },
+    {"messages": [turn("user", "hi  \n")]},
+    {"messages": [turn("system", "be kind"), turn("user", "你好")], "tools": [WEATHER]},
+    {"messages": [*CALLED, SAID, ASKED], "tools": [WEATHER]},
 )
 
 
@@ -245,11 +240,9 @@ SAME_PIECES = {
 }
 OTHER_PIECES = [
     {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": r"\s+|\S+"}},
-    {("normalizer",): {"type": "Lowercase"}},
-    {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
-    {("model", "byte_fallback"): True},
-    {("added_tokens", 3, "lstrip"): True},
-]
+    {("normalizer",): {"type": "Lowercase"}}, {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
+    {("model", "byte_fallback"): True}, {("added_tokens", 3, "lstrip"): True},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", SAME_PIECES)

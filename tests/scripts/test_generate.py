@@ -124,8 +124,7 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--weight", "nowhere.pth"], "no such file"),
-    (["--weight", "."], "no config.json"),
+    (["--weight", "nowhere.pth"], "no such file"), (["--weight", "."], "no config.json"),
     (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
     (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
     (["--system", "Be brief."], "--system has no effect without --chat"),

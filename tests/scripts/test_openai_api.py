@@ -9,19 +9,12 @@ import torch
 from model.decoding import Sampling
 from scripts import play
 from tests.chats import turn
-from tests.scripts.playground.pages import played_model, serving
 from tests.scripts.test_play import streamed
 
 openai = pytest.importorskip("openai")
 TURNS = [turn("system", "Be brief."), turn("user", [{"type": "text", "text": "Hi"}])]
 PROMPTS = {True: {"messages": TURNS}, False: {"prompt": "a"}}
 ROUTES = pytest.mark.parametrize("is_chat", [True, False])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(played_model(), tmp_path_factory.mktemp("out")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -34,12 +27,11 @@ def ask(server):
 
 
 def written(server, is_chat):
-    """(ids of the prompt, generate.py's text, its number of tokens)"""
+    """(ids of the prompt, generate.py's stream)"""
     turns = [TURNS[0], turn("user", "Hi")]
     ids = server.model.chat(turns) if is_chat else server.model.encoder.prompt_ids("a")
     torch.manual_seed(7)
-    stream, new = streamed(server.model, ids, Sampling(20, 0.9, 0.8))
-    return ids, stream.text, len(new)
+    return ids, streamed(server.model, ids, Sampling(20, 0.9, 0.8))[0]
 
 
 def text_of(event):
@@ -51,14 +43,15 @@ def text_of(event):
 
 @ROUTES
 def test_an_answer_is_the_text_of_generate(server, ask, is_chat):
-    ids, text, n_new = written(server, is_chat)
+    ids, stream = written(server, is_chat)
     whole = ask(is_chat)
-    assert text_of(whole) == text and whole.choices[0].finish_reason == "length" and whole.model == server.model.name
+    assert text_of(whole) == stream.text and whole.model == server.model.name
+    assert whole.choices[0].finish_reason == "length"
     *events, used = ask(is_chat, stream=True, stream_options={"include_usage": True})
-    assert len(events) > 5 and "".join(map(text_of, events)) == text
+    assert len(events) > 5 and "".join(map(text_of, events)) == stream.text
     assert [event.choices[0].finish_reason for event in events] == [None] * (len(events) - 1) + ["length"]
     for usage in (whole.usage, used.usage):
-        assert (usage.prompt_tokens, usage.completion_tokens) == (len(ids), n_new)
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(ids), stream.count)
     if is_chat:
         assert [event.choices[0].delta.role for event in events] == ["assistant"] + [None] * (len(events) - 1)
     # Without a seed each answer is another one.
@@ -68,7 +61,7 @@ def test_an_answer_is_the_text_of_generate(server, ask, is_chat):
 @ROUTES
 def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
     """None of it is sent, even if it comes in several tokens; what only begins one is."""
-    text = written(server, is_chat)[1]
+    text = written(server, is_chat)[1].text
     cut = len(text) // 2
     for stop, expected in ((["~", text[cut : cut + 4]], "stop"), (text[-2:] + "~", "length")):
         end = text.index(stop[1]) if expected == "stop" else None

@@ -19,17 +19,9 @@ from scripts import arguments, play
 from scripts.generate import TextStream, generate
 from tests.chats import turn
 from tests.helpers import ROOT, wait_until
-from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, played_model, records_of, serving
+from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, records_of
 from tests.scripts.playground.pages import written as written_by
 from tests.trainer.reporting.test_html_report import metrics_file
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("out")
-    metrics_file(folder / "run.metrics.jsonl", n=5)
-    with serving(played_model(), folder) as server:
-        yield server
 
 
 def test_one_line_for_what_the_user_can_mend(server, tmp_path, monkeypatch):
@@ -109,12 +101,10 @@ def test_other_hosts_and_origins_are_refused(server):
     """A POST without an Origin is no browser's, and allowed for JSON with --api. Other machines cannot connect."""
     assert server.server_address[0] == "127.0.0.1"
     for method, path, refused in (
-        ("GET", "/api/runs", STRANGERS),
-        ("GET", "/api/model", STRANGERS),
-        ("POST", "/api/generate", [*STRANGERS, {"Origin": None}]),
-        ("GET", "/v1/models", STRANGERS),
+        ("GET", "/api/runs", STRANGERS), ("GET", "/api/model", STRANGERS),
+        ("POST", "/api/generate", [*STRANGERS, {"Origin": None}]), ("GET", "/v1/models", STRANGERS),
         ("POST", "/v1/completions", [*STRANGERS, {"Origin": None, "Content-Type": "text/plain"}]),
-    ):
+    ):  # fmt: skip
         body = asked(prompt="a") if method == "POST" else None
         for headers in refused:
             status, _, content = ask(server, method, path, body, headers)

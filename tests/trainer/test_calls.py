@@ -106,9 +106,7 @@ def test_what_a_user_can_fix_is_a_user_error(data, tmp_path, wrong, said):
 
 def test_an_import_brings_next_to_nothing():
     """And a wrong flag nothing of torch."""
-    program = (
-        "import sys; before = set(sys.modules); from trainer import train; print(len(sys.modules.keys() - before))\n"
-    )
+    program = "import sys; old = set(sys.modules); from trainer import train; print(len(sys.modules.keys() - old))\n"
     program += "try: train(nonsense=1)\nexcept ValueError: print({'torch', 'numpy'} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     imported, heavy = ended.stdout.splitlines()

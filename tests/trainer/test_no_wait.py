@@ -68,8 +68,7 @@ def watched_run(**flags):
 
 
 @pytest.mark.parametrize("fields, dtype, optimizer", [
-    ({}, "float16", "adamw"),
-    ({"use_moe": 1}, "bfloat16", "muon"),
+    ({}, "float16", "adamw"), ({"use_moe": 1}, "bfloat16", "muon"),
     ({"use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2}, "bfloat16", "adamw"),
 ])  # fmt: skip
 def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):

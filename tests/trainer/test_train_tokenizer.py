@@ -113,8 +113,7 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"),
-    (["--data_path", "CORPUS"], "--out_dir"),
+    (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"), (["--data_path", "CORPUS"], "--out_dir"),
     (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
     (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
     (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),

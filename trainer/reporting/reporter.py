@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ class Reporter:
     def __init__(self, is_main: bool, on_log: OnLog = None) -> None:
         self.is_main = is_main
         self.on_log = on_log or (lambda record: None)
-        # the module wandb or swanlab
+        # the module of the tracker
         self.tracker: Any = None
         self.file: io.FileIO | None = None
         # whether the last line in the file is incomplete
@@ -58,17 +59,21 @@ class Reporter:
         self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
 
     def open_tracker(self, settings: RunSettings, name: str, run_ids: dict[str, str | None]) -> None:
-        """Start a run in Weights & Biases or in SwanLab, which has the same interface, or continue that of `run_ids`.
+        """Start a run in Weights & Biases, or in SwanLab or Trackio, which have its interface, or continue that of `run_ids`.
 
         run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError if the package is missing or refuses.
         """
         kind = settings.tracker
         module = optional_package(kind, f"for --tracker {kind}")
+        known = run_ids.get(kind)
+        # Trackio knows a run by its name alone.
+        of_run = (
+            {"name": known or f"{name}-{secrets.token_hex(3)}"} if kind == "trackio" else {"name": name, "id": known}
+        )
         try:
             run = module.init(
                 project=settings.wandb_project,
-                name=name,
-                id=run_ids.get(kind),
+                **of_run,
                 resume="allow",
                 config=publishable(settings.values()),
             )
@@ -76,7 +81,7 @@ class Reporter:
         except Exception as error:
             hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
             raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
-        self.tracker, run_ids[kind] = module, run.id
+        self.tracker, run_ids[kind] = module, of_run["name"] if kind == "trackio" else run.id
 
     def say(self, text: str) -> None:
         if self.is_main:

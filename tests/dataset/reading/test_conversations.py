@@ -45,11 +45,9 @@ def test_what_is_said_is_told_without_the_form():
 
 @pytest.mark.parametrize("message, wanted", [
     (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
-    (turn("assistant", "Yes", tool_calls=" \n"), SAID),
-    (turn("assistant", None), turn("assistant", "", weight=0)),
+    (turn("assistant", "Yes", tool_calls=" \n"), SAID), (turn("assistant", None), turn("assistant", "", weight=0)),
     (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
-    (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)),
-    (turn("assistant", "Yes", weight=1), SAID),
+    (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)), (turn("assistant", "Yes", weight=1), SAID),
     (turn("assistant", "", tool_calls=[CALL_AS_TEXT]), turn("assistant", "", tool_calls=[CALL_AS_TEXT])),
     (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
     (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),

@@ -90,12 +90,8 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
     monkeypatch.setenv("USERPROFILE", str(home))
     settings = {
         "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"],
-        "val_path": str(home / "valid.jsonl"),
-        "tokenizer_path": str(ROOT / "model"),
-        "from_weight": str(home / "earlier.pth"),
-        "wandb_project": "alice-secret",
-        "a_flag_to_come": str(home / "x" / "thing"),
-        "learning_rate": 0.0005,
+        "val_path": str(home / "valid.jsonl"), "tokenizer_path": str(ROOT / "model"), "wandb_project": "alice-secret",
+        "from_weight": str(home / "earlier.pth"), "a_flag_to_come": str(home / "x" / "thing"), "learning_rate": 0.0005,
     }  # fmt: skip
     command = f"python {home}/trainer/train_pretrain.py"
     start = {"settings": settings, "command": command, "started": "2026-01-01 00:00:00"}
@@ -287,13 +283,10 @@ ENGLISH = "the cat sat on a mat\n" * 5
     ("unknown", "the cat\n" + "dogs ran over " * 9, "does not know 94% of the first 105 characters, such as o r e a d;"),
     ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
     ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
-    ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
-    ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
-    ("vanishes", "the cat sat", ""),
-    ("raises", "the cat sat", ""),
+    ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"), ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
+    ("vanishes", "the cat sat", ""), ("raises", "the cat sat", ""),
     ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
-    ("vanishes", "河" * 49, ": 1 character (河)"),
-    ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
+    ("vanishes", "河" * 49, ": 1 character (河)"), ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
 ])  # fmt: skip
 def test_what_a_tokenizer_loses_of_a_text_is_told(kind, text, lost):
     """By hand: characters that the vocabulary lacks vanish or are unknown, most of them is an error; other losses are named."""

@@ -162,12 +162,11 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     other = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)[0]
     vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
     for changes, words in (
-        ({"mask_share": 0.2}, "mask_share"),
-        ({"dropout": 0.2}, "another architecture .*hidden_dropout_prob"),
+        ({"mask_share": 0.2}, "mask_share"), ({"dropout": 0.2}, "another architecture .*hidden_dropout_prob"),
         ({"position_init": "sinusoidal"}, "another architecture .*position_init"),
         ({"data_path": other}, r"another data \(--data_path, .*--deduplicate\): .*; use the same one, or start"),
         ({"vocab_path": vocabulary}, r"another tokenizer \(--vocab_path\): "),
-    ):
+    ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             train(**{**data, "out_dir": tmp_path, "max_steps": 9, "from_resume": 1, **changes})
 
@@ -309,8 +308,7 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
     ({"vocab_path": "none.txt"}, "none.txt: No such file"),
     ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
     ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
-    ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),
-    ({"save_percents": "0,50"}, "--save_percents: 0,50"),
+    ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"), ({"save_percents": "0,50"}, "--save_percents: 0,50"),
     ({"generator_config": "a", "discriminator_config": "b"}, "_config decides the networks: drop --num_hidden_lay"),
     ({"generator_config": "a.json"}, "--generator_config: give both"),
 ])  # fmt: skip

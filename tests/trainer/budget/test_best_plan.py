@@ -25,9 +25,8 @@ def text_of(tokens_of_pass=2e7, T=512, fill=1.0, **changes):
     """What a plan knows of a text. changes: what is other than usual."""
     n_rows = math.ceil(tokens_of_pass / (T * fill))
     rows = SimpleNamespace(T=T, fill=fill, n_pairs=tokens_of_pass, n_rows=n_rows, recipe=len)
-    corpus = SimpleNamespace(
-        val_fraction=0.01, is_one_plan=False, target_filter=None, bytes_per_target=lambda: 3.0, assembler=OneToken
-    )
+    corpus = SimpleNamespace(val_fraction=0.01, is_one_plan=False, target_filter=None, assembler=OneToken)
+    corpus.bytes_per_target = lambda: 3.0
     known = {"parts": text(tokens_of_pass), "context": laws.CONTEXT_OF_LAW, "difficulty": 1.0, "evaluated": 0}
     return Text(corpus, 6400, rows, **{**known, **changes})
 
@@ -247,13 +246,10 @@ def test_repeated_text_has_more_weight_decay():
     """References: the best of the sweeps of docs/experiments.md, within a factor of two."""
     assert laws.muon_weight_decay(0.05, 644, 10) == laws.muon_weight_decay(1.0, 644, 10) == laws.WEIGHT_DECAY
     # Passes, updates and parameters for each token, and the decay that was best.
-    for run, best in {
-        (2.7, 644, 1.3): 0.2,
-        (5.5, 1292, 1.3): 0.3,
-        (5.6, 644, 2.6): 1.0,
-        (4.0, 725, 10): 0.5,
-        (8.0, 1054, 10): 1.0,
-    }.items():
+    decays = {
+        (2.7, 644, 1.3): 0.2, (5.5, 1292, 1.3): 0.3, (5.6, 644, 2.6): 1.0, (4.0, 725, 10): 0.5, (8.0, 1054, 10): 1.0,
+    }  # fmt: skip
+    for run, best in decays.items():
         assert best / 2 <= laws.muon_weight_decay(*run) <= best * 2
     assert laws.WEIGHT_DECAY < laws.muon_weight_decay(1.5, 1292, 1) < laws.muon_weight_decay(2.0, 1292, 1)
     assert laws.muon_weight_decay(6.0, 20, 1) == laws.MAX_WEIGHT_DECAY

@@ -146,9 +146,7 @@ def test_wherever_a_pause_is_the_run_makes_what_fits(machine, budget, updates, s
         for resume_at in (0, planned // 3):
             pauses = {moment: share * lost for moment, share in shares.items()}
             schedule, case = DecaySchedule(planned * 2 // 5, planned), (pauses, resume_at)
-            took, factors, forced = run(
-                machine, budget, schedule, lambda _: update, evaluation / update, every, pauses, resume_at
-            )
+            took, factors, forced = run(machine, budget, schedule, lambda _: update, evaluation / update, every, *case)
             assert took <= max(LATE * budget, forced + evaluation + 0.01 * budget) + 6 * update, case
             assert len(factors) >= possible - max(3, 0.02 * planned), case
             assert factors[-1] < 0.34, case

@@ -46,10 +46,8 @@ def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     each = plan.batching.micro_batches
     ends = range(each, each * plan.updates + 1, each)
     count = 1 + sum(end // interval > (end - each) // interval for end in ends)
-    took = FILES_S + REPORT_S + count * costs.evaluation_seconds(plan.config, plan.batching.rows)
-    assert plan.other_seconds == pytest.approx(
-        took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.batching.rows)
-    )
+    one = costs.evaluation_seconds(plan.config, plan.batching.rows)
+    assert plan.other_seconds == pytest.approx(FILES_S + REPORT_S + count * one, rel=0.01, abs=one)
     assert plan.seconds + plan.other_seconds == pytest.approx(600, rel=0.02)
 
 
@@ -63,11 +61,9 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
 
 
 @pytest.mark.parametrize(("words", "generation", "scheme"), [
-    ((), "minimind2", "induction"),
-    ((), "minimind3", "zero_out"),
+    ((), "minimind2", "induction"), ((), "minimind3", "zero_out"),
     # Other rates were not measured with it.
-    (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
-    (("--init_scheme", "default"), "minimind2", "default"),
+    (("--learning_rate", "1e-3"), "minimind2", "zero_out"), (("--init_scheme", "default"), "minimind2", "default"),
 ])  # fmt: skip
 def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -89,9 +85,8 @@ def test_what_was_compiled_for_a_measurement_serves_the_run(monkeypatch, tmp_pat
     cold = planned.other_seconds(plan.config, plan.batching, plan.seconds)
     planned.measure(plan.config, plan.batching, plan.updates, compiled=True)
     assert cold - planned.other_seconds(plan.config, plan.batching, plan.seconds) == pytest.approx(COMPILE_SECONDS)
-    (deeper,), (wider,) = (
-        sizes({"vocab_size": 6400, "hidden_size": width, "num_hidden_layers": 5}) for width in (128, 192)
-    )
+    of_depth = {"vocab_size": 6400, "num_hidden_layers": 5}
+    (deeper,), (wider,) = (sizes({**of_depth, "hidden_size": width}) for width in (128, 192))
     assert {batching.batch_size for batching in batchings(deeper, planned)} == {plan.batching.batch_size}
     assert not batchings(wider, planned)
 
@@ -137,11 +132,9 @@ def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
 
 
 @pytest.mark.parametrize(("longest", "words", "rows"), [
-    (4000, ["--budget_flops", "3e15"], 1024),
-    (300, ["--budget_flops", "3e15"], 512),
+    (4000, ["--budget_flops", "3e15"], 1024), (300, ["--budget_flops", "3e15"], 512),
     # Little is learned in few tokens.
-    (4000, ["--budget_flops", "3e12"], 512),
-    (4000, ["--budget_flops", "3e15", "--max_seq_len", "256"], 256),
+    (4000, ["--budget_flops", "3e12"], 512), (4000, ["--budget_flops", "3e15", "--max_seq_len", "256"], 256),
     (4000, ["--budget_flops", "3e15", "--pack", "0"], 512),
     # Plain code computes the scores of all pairs of a row.
     (4000, ["--budget", "2h", "--use_compile", "0"], 512),

@@ -250,8 +250,7 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("words", "failure"), [
-    ("--budget 5m --hidden_size 128", None),
-    ("--budget 10m", None),
+    ("--budget 5m --hidden_size 128", None), ("--budget 10m", None),
     # The run says so, and trains the plain code.
     ("--budget 10m --hidden_size 128", "it does not work here"),
 ])  # fmt: skip

@@ -34,8 +34,7 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
 
 
 @pytest.mark.parametrize(("argv", "rows_of_epoch", "fit", "tried", "wanted"), [
-    ((), MANY_ROWS, 256, [256], (256, 1)),
-    ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
+    ((), MANY_ROWS, 256, [256], (256, 1)), ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
     # 224 rows an update: odd numbers of rows divide them.
     (("--accumulation_steps", "7"), MANY_ROWS, 100, [224, 112, 56], (56, 4)),
     # 100 micro-batches of 32 are 25 of 128, but no number of 256.

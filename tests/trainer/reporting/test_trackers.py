@@ -11,7 +11,7 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.reporter import Reporter
 
 
-@pytest.mark.parametrize("kind", ["wandb", "swanlab"])
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
 def test_one_interface(data, tmp_path, kind, monkeypatch):
     """One run with the flags as its config, every record on the same axis, lists as one curve an item."""
     module = mock.MagicMock(**{"init.return_value.id": "abc"})
@@ -41,7 +41,19 @@ def test_passwords_are_in_nothing_that_others_see(data, tmp_path, monkeypatch):
     assert "?token=***" in (tmp_path / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["wandb", "swanlab"])
+def test_trackio_finds_the_run_of_a_resume_by_its_name(monkeypatch):
+    """Which is all that its init takes; another run of the same weights has another one."""
+    init = mock.create_autospec(lambda project, name, resume, config: None)
+    monkeypatch.setitem(sys.modules, "trackio", mock.MagicMock(init=init))
+    settings = PretrainSettings.parse(["--tracker", "trackio"])
+    run_ids = {}
+    for ids in (run_ids, run_ids, {}):
+        Reporter(is_main=True).open_tracker(settings, "run", ids)
+    first, resumed, other = (call.kwargs["name"] for call in init.call_args_list)
+    assert first == resumed == run_ids["trackio"] != other and first.startswith("run-")
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
 def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
     settings = PretrainSettings.parse(["--tracker", kind])
     refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})

@@ -28,9 +28,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, 
     assert said in capsys.readouterr().out
     assert said in (tmp_path / "run" / "pretrain_16.report.html").read_text()
     train(data_path=data, out_dir=tmp_path / "short", max_updates=lowest, **RISES)
-    best, last = (
-        torch.load(tmp_path / "run" / f"pretrain_16.{name}", weights_only=True) for name in ("best.pth", "pth")
-    )
+    best, last = (torch.load(tmp_path / f"run/pretrain_16.{end}", weights_only=True) for end in ("best.pth", "pth"))
     for name, weight in torch.load(tmp_path / "short/pretrain_16.pth", weights_only=True).items():
         assert torch.equal(weight, best[name]) and not torch.equal(weight, last[name])
     # Its own lowest loss is its last.

@@ -17,9 +17,7 @@ from trainer.pretrain import parts
 from trainer.saving.checkpoint import Checkpoints
 
 Usage = namedtuple("Usage", "total used free")
-needs_sys = pytest.mark.skipif(
-    not Path("/sys/kernel").is_dir(), reason="needs a folder that takes no file from anybody"
-)
+needs_sys = pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes nobody's files")
 
 
 @pytest.mark.parametrize(
