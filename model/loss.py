@@ -60,14 +60,14 @@ LossAndGradient = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
 
 
 class HeadSample(NamedTuple):
-    """Ids that stand for the whole vocabulary in the loss of an update: all of its targets, and some drawn from the others.
+    """Ids that stand for the whole vocabulary in the loss of each row: all of its targets, and some drawn from the others.
 
     A drawn id counts as often as there are undrawn ones for each, so that the expected denominator of the softmax is the exact one.
     """
 
-    ids: torch.Tensor  # int64 [K]
-    log_counts: torch.Tensor  # fp32 [K], added to the logits: 0 for a target's id
-    positions: torch.Tensor  # int64 [V]: of each id in `ids`, or -100
+    ids: torch.Tensor  # int64 [B, K]
+    log_counts: torch.Tensor  # fp32 [B, K], added to the logits: 0 for a target's id
+    targets: torch.Tensor  # int64 [B, T]: positions in the row's ids, or -100
 
 
 def chunked_cross_entropy(

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, compiled_backend
-from model.config import IGNORE, ModelConfig
+from model.config import ModelConfig
 from model.loss import HeadSample
 from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
@@ -286,7 +286,7 @@ class MiniMindLM(nn.Module):
         targets: the token to predict at each position, -100 where there is none (nothing is shifted here).
         document_ids: 0, 1, ... (below T) within a row, -1 for padding; attention and the statistics of seq_aux stay within
         a document. Batch-wise auxiliary losses (seq_aux false, minimind3) are over all tokens but padding.
-        sample: of the head's ids; None: all of them.
+        sample: of the head's ids, in place of targets; None: all of them.
         """
         B, T = input_ids.shape
         self._check_length(T)
@@ -298,14 +298,12 @@ class MiniMindLM(nn.Module):
         backend = self._backend(x)
         mask = backend.mask(x, first_keys(self.config, torch.arange(T, device=x.device), document_ids))
         hidden, aux_loss, _ = self.model(x, position_ids, mask, segments, backend=backend)
-        targets = targets.reshape(-1)
-        weight, bias = self.lm_head.weight, None
-        if sample is not None:
-            weight = weight.index_select(0, sample.ids)
-            bias = sample.log_counts
-            targets = torch.where(targets == IGNORE, IGNORE, sample.positions[targets.clamp(min=0)])
-        loss = backend.cross_entropy(hidden.view(B * T, -1), weight, targets, bias)
-        return loss, aux_loss
+        weight = self.lm_head.weight
+        if sample is None:
+            return backend.cross_entropy(hidden.view(B * T, -1), weight, targets.reshape(-1)), aux_loss
+        weights = weight.index_select(0, sample.ids.flatten()).view(*sample.ids.shape, -1)
+        rows = zip(hidden, weights, sample.targets, sample.log_counts, strict=True)
+        return torch.stack([backend.cross_entropy(*row) for row in rows]).sum(), aux_loss
 
     def next_logits(
         self,

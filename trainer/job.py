@@ -8,7 +8,7 @@ The Trainer calls a job in this order:
 
     overview, compile_model                    once, before the first update
     plan                                       for each epoch: its rows
-      begin_update, learning_rate              for each update
+      learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
         loss(batch, totals)                    for each micro-batch, called by the engine as its objective
       metrics                                  for each log line: its values
@@ -268,10 +268,6 @@ class Job(ABC):
     def compile_model(self, overview: RunOverview) -> Sequence[str]:
         """Compile the model if that pays off. Returns lines for the user."""
         return ()
-
-    def begin_update(self, update: Update, plan: JobPlan) -> None:
-        """Called before each update, with the plan of its epoch."""
-        return
 
     @abstractmethod
     def learning_rate(self, update: Update, progress: Progress) -> float:

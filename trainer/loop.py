@@ -250,7 +250,6 @@ class Trainer:
                 last_step=first_step + len(batches) - 1,
                 targets=totals.targets,
             )
-            self.job.begin_update(update, plan)
             rate = self.job.learning_rate(update, progress)
             for micro_batch, batch in enumerate(batches):
                 is_last = micro_batch == len(batches) - 1

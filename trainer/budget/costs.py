@@ -6,7 +6,7 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 
 import numpy as np
@@ -36,7 +36,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.sampled_head import sample_head, target_mask
+from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
@@ -68,14 +68,11 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 # 0.56 s at first and 0.33 s in the run.
 TIMED_SHARE = 0.01
 MAX_TIMED_S = 10.0
-# Ids of `--sampled_softmax`: the most distinct targets of some updates, and this share of the vocabulary to draw; rounded up to a
+# Ids of `--sampled_softmax`: the most distinct targets of some rows, and this share of the vocabulary to draw; rounded up to a
 # multiple that suits matrix products. A sample of more than this share of all ids gains little.
-DRAWN_SHARE = 1 / 32
+DRAWN_SHARE = 1 / 16
 HEAD_STEP = 128
 MAX_HEAD_SHARE = 0.7
-# Updates in which targets are counted; of large ones so many rows are enough.
-MAX_COUNTED_UPDATES = 20
-COUNTED_ROWS = 400
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
 # least about MIN_HELD_OUT documents; nothing of fewer than MIN_DOCUMENTS. All four are guesses: little text is lost,
 # an evaluation stays short, and ten documents are at most a twentieth of them.
@@ -108,16 +105,6 @@ class Text:
     def unique(self) -> float:
         """Unique tokens of all sources."""
         return laws.unique_tokens(self.parts)
-
-    def ids_of_update(self, rows: int) -> int:
-        """Maximum distinct targets in some updates of this many rows."""
-        assembler, n = self.corpus.assembler(), self.rows.n_rows
-        n_updates = min(MAX_COUNTED_UPDATES, math.ceil(COUNTED_ROWS / rows))
-        most = 0
-        for start in np.linspace(0, max(n - rows, 0), n_updates).astype(int).tolist():
-            update = assembler.arrays(self.rows.recipe(range(start, min(start + rows, n))))
-            most = max(most, int(target_mask(update, self.vocab_size).sum()))
-        return most
 
     def tokens_of_update(self, rows: int) -> float:
         """Mean trained tokens of an update of this many rows: the last one of each pass has fewer."""
@@ -196,8 +183,6 @@ class RunCosts:
     corrections: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # {rows of an update: `--sampled_softmax`}
-        self.known_head_ids: dict[int, int] = {}
         # names of the settings that a plan leaves as they are
         self.fixed = self.settings.user_set | self.settings.fixed_in_plans
         if self.settings.from_weight != "none":
@@ -226,19 +211,18 @@ class RunCosts:
         has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
-    def head_ids(self, rows: int) -> int:
-        """`--sampled_softmax` of a run with updates of this many rows; 0: the whole vocabulary."""
+    @cached_property
+    def head_ids(self) -> int:
+        """`--sampled_softmax` of a plan's run; 0: the whole vocabulary."""
         if "sampled_softmax" in self.fixed:
             return self.settings.sampled_softmax
         # On a GPU the head is a small part, and a CUDA graph cannot have another sample for each update. Fine-tuning was not measured.
         if self.device.type != "cpu" or self.settings.from_weight != "none":
             return 0
-        if rows not in self.known_head_ids:
-            vocab_size = self.text.vocab_size
-            wanted = self.text.ids_of_update(rows) + DRAWN_SHARE * vocab_size
-            n_ids = math.ceil(wanted / HEAD_STEP) * HEAD_STEP
-            self.known_head_ids[rows] = n_ids if n_ids <= MAX_HEAD_SHARE * vocab_size else 0
-        return self.known_head_ids[rows]
+        vocab_size = self.text.vocab_size
+        wanted = max(len(set(row)) for row in rows_targets(self.text.corpus).tolist()) + DRAWN_SHARE * vocab_size
+        n_ids = math.ceil(wanted / HEAD_STEP) * HEAD_STEP
+        return n_ids if n_ids <= MAX_HEAD_SHARE * vocab_size else 0
 
     def is_worth_compiling(self, seconds: float) -> bool:
         """Returns whether to compile a run that it takes so many seconds for: with a budget of time decided here, so that the run
@@ -257,7 +241,7 @@ class RunCosts:
         heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
         model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
         rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.dtype}"
-        rows += f", {self.head_ids(batching.rows) or 'all'} ids"
+        rows += f", {self.head_ids or 'all'} ids"
         return f"{model}; {rows}; {self.device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
     def compile_seconds(self, config: ModelConfig, batching: Batching) -> float:
@@ -273,7 +257,7 @@ class RunCosts:
             context += CPU_SCORES * max(self.text.rows.T - laws.USUAL_ROW, 0)
             utilisation = CPU_UTILISATION + CPU_UTILISATION_PER_DOUBLING * math.log2(H / 128)
             utilisation = min(max(utilisation, MIN_UTILISATION), MAX_UTILISATION)
-        flops = flops_per_token(config, context, self.head_ids(rows))
+        flops = flops_per_token(config, context, self.head_ids)
         work = rows * self.text.rows.T * flops / utilisation
         if not compiled:
             work *= EAGER_SLOWDOWN
@@ -306,7 +290,7 @@ class RunCosts:
         position_seconds = self.update_seconds(config, rows) / (rows * self.text.rows.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
         # An evaluation computes the whole head.
-        position_seconds *= flops_per_token(config, self.text.context) / self.token_flops(config, rows)
+        position_seconds *= flops_per_token(config, self.text.context) / self.token_flops(config)
         return evaluation_cost(self.compiled) * position_seconds * self.text.evaluated + samples
 
     def evaluations(self, config: ModelConfig, batching: Batching, training_seconds: float) -> int:
@@ -328,9 +312,9 @@ class RunCosts:
         T = self.text.rows.T
         return training_bytes(config, batch_size, T, self.settings, self.dtype, self.device, self.ranks, compiled)
 
-    def token_flops(self, config: ModelConfig, rows: int) -> float:
-        """rows: of an update."""
-        return flops_per_token(config, self.text.context, self.head_ids(rows))
+    def token_flops(self, config: ModelConfig) -> float:
+        """Of a run of this model."""
+        return flops_per_token(config, self.text.context, self.head_ids)
 
     def measure(self, config: ModelConfig, batching: Batching, updates: int, compiled: bool) -> None:
         """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it.
@@ -362,20 +346,20 @@ class RunCosts:
         """
         device, dtype, ranks = self.device, self.dtype, self.ranks
         text, rows = self.text, batching.micro_rows
-        head_ids = self.head_ids(batching.rows)
+        sampler = None
+        if self.head_ids:
+            sampler = HeadSampler(rows_targets(text.corpus), config.vocab_size, self.head_ids, self.settings.seed)
         recomputes = self.settings.gradient_checkpointing
         recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
         batch = text.corpus.assembler(rows)[recipe]
-        sample = sample_head(batch, config.vocab_size, head_ids, (0,)) if head_ids else None
-        sample = sample and to_device(sample, device)
         batch = to_device(batch, device)
-        may_use_graphs = self.settings.cuda_graphs != "0" and not head_ids
+        may_use_graphs = self.settings.cuda_graphs != "0" and sampler is None
         model = MiniMindLM(config).train()
         if recomputes:
             model.checkpoint_activations()
         engine = make_engine(
             model,
-            partial(pretrain_loss, model, sample=sample),
+            partial(pretrain_loss, model, head_sampler=sampler),
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},

@@ -90,7 +90,7 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         "accumulation_steps": steps,
         "max_seq_len": costs.settings.max_seq_len,
         "max_updates": plan.updates,
-        "sampled_softmax": costs.head_ids(plan.batching.rows),
+        "sampled_softmax": costs.head_ids,
         "val_fraction": costs.text.corpus.val_fraction,
         "log_interval": max(
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)

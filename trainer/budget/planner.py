@@ -353,7 +353,7 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         passes=tokens / text.unique,
         seconds=seconds,
         other_seconds=costs.other_seconds(config, batching, seconds),
-        flops=tokens * costs.token_flops(config, batching.rows),
+        flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, batching.batch_size),
         loss=laws.expected_loss(
             config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
@@ -401,7 +401,7 @@ def affordable_tokens(config: ModelConfig, batching: Batching, costs: RunCosts) 
         return settings.budget_tokens
     most = costs.max_passes * costs.text.unique
     if settings.budget_flops is not None:
-        return min(settings.budget_flops / costs.token_flops(config, batching.rows), most)
+        return min(settings.budget_flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
     assert seconds is not None
     without_updates = costs.other_seconds(config, batching, 0.0)

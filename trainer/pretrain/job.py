@@ -9,17 +9,15 @@ from typing import Any, ClassVar
 import torch
 
 from common.errors import UserError
-from common.wording import announce, counted
+from common.wording import counted
 from dataset.corpus import Corpus
-from dataset.loader import to_device
 from dataset.packing import RowPlan
 from model.config import ARCHITECTURE, DECLARATIONS, record_of
-from model.loss import HeadSample
 from model.weight_record import ROW_LENGTH_FIELD
 from trainer.cuda_graphs import may_record
 from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import Sampler, evaluate
-from trainer.job import UNLIMITED, Evaluation, Forecast, Identity, Job, JobPlan, Length, Progress, RunFiles, RunOverview
+from trainer.job import UNLIMITED, Evaluation, Forecast, Identity, Job, Length, Progress, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import seed_everything
@@ -28,7 +26,7 @@ from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.overview import pretraining_overview
 from trainer.pretrain.parts import Parts
-from trainer.pretrain.sampled_head import sample_head
+from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_pth
 
@@ -45,9 +43,6 @@ class PretrainJob(Job):
     kind: ClassVar[TextKind] = DOCUMENTS
     # (plan of epoch 0, overview) -> (lines for the user, the expected loss), set by the command
     advise: Callable[[RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
-    # ids of the head for this update; None: all of them
-    sample: HeadSample | None = None
-    has_told_of_head = False
 
     def __init__(self, parts: Parts) -> None:
         settings, ranks, corpus = parts.settings, parts.ranks, parts.corpus
@@ -62,6 +57,11 @@ class PretrainJob(Job):
         self.corpus = corpus
         self.model = parts.model
         self.config = parts.model.config
+        # None: the loss computes all ids.
+        self.head_sampler = None
+        if settings.sampled_softmax:
+            targets = rows_targets(corpus)
+            self.head_sampler = HeadSampler(targets, self.config.vocab_size, settings.sampled_softmax, settings.seed)
         self.files = RunFiles(
             parts.stem,
             outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},
@@ -111,7 +111,7 @@ class PretrainJob(Job):
 
     def loss(self, batch: Any, totals: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The objective of an update, see trainer/engine.py."""
-        return pretrain_loss(self.model, batch, totals, self.sample)
+        return pretrain_loss(self.model, batch, totals, self.head_sampler)
 
     @property
     def n_sums(self) -> int:
@@ -159,23 +159,6 @@ class PretrainJob(Job):
             # memory nothing else can use, another shape would need room for its activations once more.
             self.assembler = self.corpus.assembler(rows)
         return notices
-
-    def begin_update(self, update: Update, plan: JobPlan) -> None:
-        settings = self.settings
-        if settings.sampled_softmax:
-            assert isinstance(plan, RowPlan)
-            # Of the whole update, not of a micro-batch: any number of ranks and micro-batches trains the same.
-            recipe = plan.recipe(range(update.first_row, update.end_row))
-            rows = self.corpus.assembler().arrays(recipe)
-            seed = (settings.seed, update.number)
-            sample = sample_head(rows, self.config.vocab_size, settings.sampled_softmax, seed)
-            if sample is None and not self.has_told_of_head and self.parts.ranks.is_main:
-                self.has_told_of_head = True
-                announce(
-                    f"warning: --sampled_softmax {settings.sampled_softmax} is too few for the targets of update {update.number}, which "
-                    "computes all ids, as will others like it; FLOP are counted as if it did not"
-                )
-            self.sample = sample and to_device(sample, self.parts.device)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings

@@ -7,20 +7,22 @@ import torch
 from dataset.batches import Batch
 from dataset.packing import Totals
 from model.config import ModelConfig
-from model.loss import HeadSample
 from model.model_minimind import MiniMindLM
+from trainer.pretrain.sampled_head import HeadSampler
 
 Count = TypeVar("Count", int, torch.Tensor)
 
 
 def pretrain_loss(
-    model: MiniMindLM, batch: Batch, totals: Totals, sample: HeadSample | None = None
+    model: MiniMindLM, batch: Batch, totals: Totals, head_sampler: HeadSampler | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; sums to log, float32 [n_sums(config)]).
 
     The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each
-    layer got. The counts of batch and totals are numbers, or 0-d tensors when CUDA graphs read them. sample: of the head's ids.
+    layer got. The counts of batch and totals are numbers, or 0-d tensors when CUDA graphs read them.
+    head_sampler: None computes all ids of the head.
     """
+    sample = None if head_sampler is None else head_sampler(batch.targets)
     cross_entropy, aux_loss = model.training_losses(
         batch.input_ids, batch.targets, batch.document_ids, batch.position_ids, sample
     )

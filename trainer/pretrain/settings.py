@@ -213,7 +213,7 @@ class TrainingSettings(OptimizerSettings):
     sampled_softmax: int = setting(
         0,
         check=not_negative(int),
-        help="ids of the vocabulary that an update computes: its targets, and drawn ones that stand for the others; 0: all",
+        help="ids of the vocabulary that a row's loss computes: its targets, and drawn ones that stand for the others; 0: all",
     )
     dropout: float = setting(
         0.0, check=fraction, help="dropout on embeddings, attention and block outputs, for text that is read many times"

@@ -55,6 +55,7 @@ class SimulatedCosts:
     device = torch.device("cpu")
     max_passes = laws.MAX_PASSES
     compiled_key = ""
+    head_ids = 0
 
     def __init__(self, rate=1e11, ranks=ALONE, memory=None, seconds=600.0, tokens=None, flops=None, given=None, **data):
         self.ranks, self.rate, self.available_memory, self.seconds_left = ranks, rate, memory, seconds
@@ -65,15 +66,12 @@ class SimulatedCosts:
     def init_scheme(self, config):
         return "zero_out"
 
-    def token_flops(self, config, rows):
+    def token_flops(self, config):
         width = config.hidden_size
         return 6.0 * (12 * width * width * config.num_hidden_layers + config.vocab_size * width)
 
-    def head_ids(self, rows):
-        return 0
-
     def update_seconds(self, config, rows):
-        return rows * self.text.rows.T * self.token_flops(config, rows) / self.rate
+        return rows * self.text.rows.T * self.token_flops(config) / self.rate
 
     def other_seconds(self, config, batching, training_seconds):
         return 10.0

@@ -1,7 +1,6 @@
 """--sampled_softmax against the softmax that its sample stands for."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,24 +9,33 @@ import torch.nn.functional as F
 
 from common.errors import UserError
 from tests.helpers import assert_same_weights, losses, stopped_after, tiny_model, train, write_corpus
-from trainer.pretrain.sampled_head import sample_head
+from trainer.pretrain.sampled_head import HeadSampler
 
 V, K = 61, 29
 SAMPLED = {"max_updates": 6, "sampled_softmax": 400, "val_fraction": 0.2}
 
 
-def test_a_sample_holds_the_targets_and_stands_for_all_ids():
-    update = SimpleNamespace(targets=np.array([[5, 9, -100], [9, 60, 5]]))
-    sample = sample_head(update, V, K, (1, 2))
-    ids = sample.ids.tolist()
-    assert len(ids) == K == len(set(ids)) and {5, 9, 60} <= set(ids)
-    assert torch.equal(sample.positions[sample.ids], torch.arange(K))
-    assert sample.log_counts.exp().sum().item() == pytest.approx(V)
-    assert all(sample.log_counts[ids.index(target)] == 0 for target in (5, 9, 60))
-    assert ids == sample_head(update, V, K, (1, 2)).ids.tolist() != sample_head(update, V, K, (1, 3)).ids.tolist()
-    # No room for a drawn id, and none left to draw: the whole head
-    assert sample_head(update, V, 3, (1,)) is None
-    assert sample_head(update, V, V, (1,)) is None
+def sampler(n_ids: int = K, seed: int = 1) -> HeadSampler:
+    # Small ids are the frequent ones.
+    return HeadSampler(np.random.default_rng(0).integers(0, V, (9, 60)) ** 2 // V, V, n_ids, seed)
+
+
+def test_a_sample_holds_the_targets_of_each_row():
+    targets = torch.tensor([[5, 9, -100, 5], [9, 60, 5, -100], [5, 9, -100, 5]])
+    sample = sampler()(targets)
+    known = targets != -100
+    for row in range(3):
+        assert len(set(sample.ids[row].tolist())) == K
+        positions = sample.targets[row][known[row]]
+        assert torch.equal(sample.ids[row][positions], targets[row][known[row]])
+        assert not sample.log_counts[row][positions].any()
+    assert torch.equal(sample.targets == -100, ~known)
+    # Equal rows draw alike in any micro-batch, others not.
+    assert torch.equal(sample.ids[0], sample.ids[2]) and not torch.equal(sample.ids[0], sample.ids[1])
+    assert torch.equal(sampler()(targets[2:]).ids[0], sample.ids[0])
+    assert not torch.equal(sampler(seed=2)(targets).ids, sample.ids)
+    # no room for a drawn id: the whole head
+    assert sampler(n_ids=3)(targets) is None
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_formula():
@@ -37,20 +45,18 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula():
     targets = ids.roll(-1, 1)
     targets[:, -1] = -100
     rest = torch.zeros_like(ids), torch.arange(12).expand(2, 12)
-    update = SimpleNamespace(targets=targets)
-    sample = sample_head(update, V, K, (0,))
+    sample = sampler()(targets)
     loss, _ = model.training_losses(ids, targets, *rest, sample)
     hidden = model.model(model.model.embed_tokens(ids), rest[1], None)[0]
-    logits = hidden @ model.lm_head.weight[sample.ids].T + sample.log_counts
-    known = targets != -100
-    plain = F.cross_entropy(logits[known], sample.positions[targets[known]], reduction="sum")
+    logits = hidden @ model.lm_head.weight[sample.ids].transpose(1, 2) + sample.log_counts.unsqueeze(1)
+    plain = F.cross_entropy(logits.flatten(0, 1), sample.targets.flatten(), reduction="sum")
     torch.testing.assert_close(loss, plain)
     parameters = list(model.parameters())
     torch.testing.assert_close(*(torch.autograd.grad(each, parameters) for each in (loss, plain)))
     exp_logits = (hidden @ model.lm_head.weight.T).exp().detach()
-    samples = [sample_head(update, V, K, (number,)) for number in range(400)]
-    estimates = [(exp_logits[..., sample.ids] * sample.log_counts.exp()).sum(-1) for sample in samples]
-    torch.testing.assert_close(torch.stack(estimates).mean(0), exp_logits.sum(-1), rtol=0.02, atol=0.0)
+    samples = [sampler(seed=seed)(targets) for seed in range(800)]
+    estimates = [(exp_logits[0, :, each.ids[0]] * each.log_counts[0].exp()).sum(-1) for each in samples]
+    torch.testing.assert_close(torch.stack(estimates).mean(0), exp_logits[0].sum(-1), rtol=0.02, atol=0.0)
 
 
 def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
@@ -71,6 +77,6 @@ def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
     data = str(write_corpus(tmp_path / "text.jsonl"))
     run = {"data_path": data, "cache_dir": str(tmp_path), "out_dir": str(tmp_path / "out"), "max_updates": 2}
     train(**run, sampled_softmax=5)
-    assert capsys.readouterr().out.count("--sampled_softmax 5 is too few for the targets of update 1") == 1
+    assert capsys.readouterr().out.count("--sampled_softmax 5 is too few for the targets of a row") == 1
     with pytest.raises(UserError, match="--sampled_softmax 6400: the vocabulary has 6400 ids"):
         train(**run, sampled_softmax=6400)
