@@ -26,7 +26,7 @@ def text_of(tokens_of_pass=2e7, T=512, fill=1.0, **changes):
     n_rows = math.ceil(tokens_of_pass / (T * fill))
     rows = SimpleNamespace(T=T, fill=fill, n_pairs=tokens_of_pass, n_rows=n_rows, recipe=len)
     corpus = SimpleNamespace(val_fraction=0.01, is_one_plan=False, target_filter=None, assembler=OneToken)
-    corpus.bytes_per_target = lambda: 3.0
+    corpus.bytes_per_target, corpus.plan = lambda: 3.0, lambda epoch: rows
     known = {"parts": text(tokens_of_pass), "context": laws.CONTEXT_OF_LAW, "difficulty": 1.0, "evaluated": 0}
     return Text(corpus, 6400, rows, **{**known, **changes})
 
@@ -42,7 +42,7 @@ class OneToken:
         return self.batch
 
     def arrays(self, recipe):
-        return SimpleNamespace(targets=np.arange(6400))
+        return SimpleNamespace(targets=np.arange(6400)[None])
 
 
 ALONE = Ranks()
