@@ -65,10 +65,12 @@ def train_all(tmp_path):
 
     def train(take_away, missing, **glue):
         commands = [
-            ("train_pretrain", flags(**pretrain)), ("train_pretrain", flags(**pretrain, epochs=2, from_resume=1)),
-            ("train_sft", flags(**chats, cpu_processes="auto")), ("train_electra", electra_flags(**electra)),
+            ("train_pretrain", flags(**pretrain)),
+            ("train_pretrain", flags(**pretrain, epochs=2, from_resume=1)),
+            ("train_sft", flags(**chats, cpu_processes="auto")),
+            ("train_electra", electra_flags(**electra)),
             ("train_glue", arguments(place, tmp_path / "glue", epochs=1, **glue)),
-        ]  # fmt: skip
+        ]
         program = f"""import importlib, json, sys
 missing, commands = json.loads(sys.argv[1])
 {take_away}

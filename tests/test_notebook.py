@@ -50,12 +50,16 @@ def test_every_cell_runs_in_a_fresh_folder(tmp_path, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(("image", "installed"), [
-    # Colab, ModelScope, an older one, this one
-    ({"torch": "2.11.0+cu128", "transformers": "5.15.0", "rensa": None}, ["rensa==0.5.0", "torch==2.11.0+cu128"]),
-    ({"torch": "2.10.0", "transformers": "4.57.6"}, ["transformers==5.23.0", "torch==2.10.0"]),
-    ({"torch": "2.9.1"}, ["torch==2.13.0"]), ({}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "installed"),
+    [
+        # Colab, ModelScope, an older one, this one
+        ({"torch": "2.11.0+cu128", "transformers": "5.15.0", "rensa": None}, ["rensa==0.5.0", "torch==2.11.0+cu128"]),
+        ({"torch": "2.10.0", "transformers": "4.57.6"}, ["transformers==5.23.0", "torch==2.10.0"]),
+        ({"torch": "2.9.1"}, ["torch==2.13.0"]),
+        ({}, None),
+    ],
+)
 def test_the_first_cell_leaves_what_an_image_has(image, installed, monkeypatch):
     """image: {package: version}, None: it is missing; others are as here."""
     version, commands = importlib.metadata.version, []

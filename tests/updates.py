@@ -15,9 +15,11 @@ from trainer.sharding import is_sharded, shard_model
 
 T = 16
 KINDS = {
-    "dense packed": ({}, True), "dense padded": ({}, False), "moe packed": ({"use_moe": True}, True),
+    "dense packed": ({}, True),
+    "dense padded": ({}, False),
+    "moe packed": ({"use_moe": True}, True),
     "moe padded": ({"use_moe": True}, False),
-}  # fmt: skip
+}
 # The newer generation. Its auxiliary loss would depend on how an update is cut, so it is off.
 MINIMIND3 = {
     "minimind3": ({"generation": "minimind3"}, True),

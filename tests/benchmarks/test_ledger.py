@@ -55,10 +55,14 @@ def table(tmp_path):
 
 
 # 97.5 % quantiles of Student's t with 1, 2 and 4 degrees of freedom, as every table has them
-@pytest.mark.parametrize("bits, quantile, verdict", [
-    ([0.99, 1.99], 12.706, "no difference"), ([0.98, 1.95, 2.93], 4.303, "better"),
-    ([1.02, 2.05, 3.07, 4.10, 5.08], 2.776, "worse"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bits, quantile, verdict",
+    [
+        ([0.99, 1.99], 12.706, "no difference"),
+        ([0.98, 1.95, 2.93], 4.303, "better"),
+        ([1.02, 2.05, 3.07, 4.10, 5.08], 2.776, "worse"),
+    ],
+)
 def test_a_verdict_needs_an_interval_without_zero(bits, quantile, verdict):
     runs = {"base": {seed: (float(seed),) for seed in range(1, 9)}, "other": {n: (b,) for n, b in enumerate(bits, 1)}}
     values, text, found = ledger.judge(runs, "other", 1)
@@ -102,12 +106,15 @@ def test_another_command_in_the_same_folder_is_refused(arguments, started, capsy
     assert ledger.main(arguments("base", "more: --dropout 0.1")) == 0 and started == ["base-1", "more-1"]
 
 
-@pytest.mark.parametrize("variants, changes, message", [
-    (["base", "wide: --hiden_size 32"], {}, "did you mean --hidden_size?"),
-    (["base", "old: @0123456789"], {}, "--variant old: git finds no commit 0123456789 here"),
-    (["base"], {"val_fraction": None}, "--variant base: all need the same validation text"),
-    (["base", "other: --data_path other.jsonl"], {}, "--variant other: all need the same validation text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variants, changes, message",
+    [
+        (["base", "wide: --hiden_size 32"], {}, "did you mean --hidden_size?"),
+        (["base", "old: @0123456789"], {}, "--variant old: git finds no commit 0123456789 here"),
+        (["base"], {"val_fraction": None}, "--variant base: all need the same validation text"),
+        (["base", "other: --data_path other.jsonl"], {}, "--variant other: all need the same validation text"),
+    ],
+)
 def test_a_mistake_is_told_before_the_first_run(arguments, started, capsys, variants, changes, message):
     assert message in complaint(capsys, ledger.main, arguments(*variants, **changes)) and not started
 

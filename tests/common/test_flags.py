@@ -70,35 +70,38 @@ GENERATE, EVALUATE = "scripts/generate.py", "scripts/evaluate.py"
 WANTED = {**COMMANDS, EVALUATE: ["pairs"]}
 
 
-@pytest.mark.parametrize("command, typed, meant", [
-    (PRETRAIN, "--batch-size 8 --budgt 10m \u2014epoch 8", "--batch_size --budget --epochs"),
-    # run_clm.py and the Trainer
-    (PRETRAIN, "--train_file a --validation_file b --test_file c", "--data_path --val_path"),
-    (SFT, "--model_name_or_path a --dataset_name b --output_dir c", "--from_weight --data_path --out_dir"),
-    (PRETRAIN, "--bf16 --fp16 1 --warmup_ratio 0.1", "--dtype bfloat16 --dtype float16"),
-    (PRETRAIN, "--num_train_epochs 3 --per_device_train_batch_size 3", "--epochs --batch_size"),
-    (PRETRAIN, "--logging_steps 1 --save_steps 2 --eval_steps 3", "--log_interval --save_interval --eval_interval"),
-    # nanoGPT
-    (PRETRAIN, "--block_size=64 --max_iters=8 --init_from gpt2", "--max_seq_len --max_updates --from_weight"),
-    (PRETRAIN, "--n_layer 2 --n_head 2 --n_embd 8", "--num_hidden_layers --num_attention_heads --hidden_size"),
-    (PRETRAIN, "--lr 1 --min_lr 0 --eval_iters 9 --beta2 0.95", "--learning_rate"),
-    # Megatron-LM
-    (PRETRAIN, "--global_batch_size 64 --micro-batch-size 4", "--rows_per_update --batch_size"),
-    (PRETRAIN, "--valid-data-path a --train-data-path b --clip-grad 1", "--val_path --data_path --grad_clip"),
-    # LLaMA-Factory, axolotl
-    (SFT, "--cutoff_len 64 --val_size 0.1 --base_model a", "--max_seq_len --val_fraction --from_weight"),
-    # Other commands have other flags.
-    (PRETRAIN, "--val_data_path a", "--val_path"),
-    (ELECTRA, "--max_iters 8 --min_learning_rate 0 --no_deterministic", "--max_steps"),
-    (GLUE, "--val_file b --warmup_ratio 0.1", "--dev_file --warmup_share"),
-    (GENERATE, "--max_tokens=8 --max_length=9 --system_prompt=a", "--max_new_tokens --system"),
-    # Tokens of an update, options of a schedule, a folder of tokenised text, processes that tokenise
-    (PRETRAIN, "--total_batch_size 524288 --max_tokens 9 --lr_scheduler_kwargs a --tokenized_path b", ""),
-    (PRETRAIN, "--load a --type b --preprocessing_num_workers 8 --val_steps 9", ""),
-    (EVALUATE, "--block_size 8 --model a", "--max_length --weight"),
-    # A value is no flag.
-    (PRETRAIN, "--unheard_of data_path -1 epochs=3", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command, typed, meant",
+    [
+        (PRETRAIN, "--batch-size 8 --budgt 10m \u2014epoch 8", "--batch_size --budget --epochs"),
+        # run_clm.py and the Trainer
+        (PRETRAIN, "--train_file a --validation_file b --test_file c", "--data_path --val_path"),
+        (SFT, "--model_name_or_path a --dataset_name b --output_dir c", "--from_weight --data_path --out_dir"),
+        (PRETRAIN, "--bf16 --fp16 1 --warmup_ratio 0.1", "--dtype bfloat16 --dtype float16"),
+        (PRETRAIN, "--num_train_epochs 3 --per_device_train_batch_size 3", "--epochs --batch_size"),
+        (PRETRAIN, "--logging_steps 1 --save_steps 2 --eval_steps 3", "--log_interval --save_interval --eval_interval"),
+        # nanoGPT
+        (PRETRAIN, "--block_size=64 --max_iters=8 --init_from gpt2", "--max_seq_len --max_updates --from_weight"),
+        (PRETRAIN, "--n_layer 2 --n_head 2 --n_embd 8", "--num_hidden_layers --num_attention_heads --hidden_size"),
+        (PRETRAIN, "--lr 1 --min_lr 0 --eval_iters 9 --beta2 0.95", "--learning_rate"),
+        # Megatron-LM
+        (PRETRAIN, "--global_batch_size 64 --micro-batch-size 4", "--rows_per_update --batch_size"),
+        (PRETRAIN, "--valid-data-path a --train-data-path b --clip-grad 1", "--val_path --data_path --grad_clip"),
+        # LLaMA-Factory, axolotl
+        (SFT, "--cutoff_len 64 --val_size 0.1 --base_model a", "--max_seq_len --val_fraction --from_weight"),
+        # Other commands have other flags.
+        (PRETRAIN, "--val_data_path a", "--val_path"),
+        (ELECTRA, "--max_iters 8 --min_learning_rate 0 --no_deterministic", "--max_steps"),
+        (GLUE, "--val_file b --warmup_ratio 0.1", "--dev_file --warmup_share"),
+        (GENERATE, "--max_tokens=8 --max_length=9 --system_prompt=a", "--max_new_tokens --system"),
+        # Tokens of an update, options of a schedule, a folder of tokenised text, processes that tokenise
+        (PRETRAIN, "--total_batch_size 524288 --max_tokens 9 --lr_scheduler_kwargs a --tokenized_path b", ""),
+        (PRETRAIN, "--load a --type b --preprocessing_num_workers 8 --val_steps 9", ""),
+        (EVALUATE, "--block_size 8 --model a", "--max_length --weight"),
+        # A value is no flag.
+        (PRETRAIN, "--unheard_of data_path -1 epochs=3", ""),
+    ],
+)
 def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(command, typed, meant, capsys):
     """Reference: the documentation of the programs named."""
     parser = PARSERS[command]()

@@ -13,9 +13,11 @@ from trainer.sft.settings import SftSettings
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
 COMMANDS = {
-    "pretrain": (PretrainSettings, []), "sft": (SftSettings, []), "electra": (ElectraSettings, []),
+    "pretrain": (PretrainSettings, []),
+    "sft": (SftSettings, []),
+    "electra": (ElectraSettings, []),
     "glue": (GlueSettings, GLUE),
-}  # fmt: skip
+}
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 COMMON = {
     "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100, "report": True, "tracker": "none", "use_wandb": False,
@@ -108,13 +110,16 @@ def test_a_flag_of_several_values_may_come_several_times():
     assert PretrainSettings.parse(["--data_path", "a", "b", "--data_path", "c"]).data_path == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("content, given", [
-    # YAML alone would make ten, ninety, a date or a number of it.
-    *((f"out_dir: {text}\n", ["--out_dir", text]) for text in ("012", "1:30", "2026-11-21", "1e3")),
-    ("out_dir: 'no'\n", ["--out_dir", "no"]),
-    # What the file does not say is the default.
-    ("epochs: null\ndata_path: []\nuse_moe:\n", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, given",
+    [
+        # YAML alone would make ten, ninety, a date or a number of it.
+        *((f"out_dir: {text}\n", ["--out_dir", text]) for text in ("012", "1:30", "2026-11-21", "1e3")),
+        ("out_dir: 'no'\n", ["--out_dir", "no"]),
+        # What the file does not say is the default.
+        ("epochs: null\ndata_path: []\nuse_moe:\n", []),
+    ],
+)
 def test_a_value_is_the_text_that_stands_there(content, given, tmp_path):
     """Reference: the same text as a flag."""
     path = tmp_path / "run.yaml"
@@ -145,18 +150,22 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     assert GlueSettings.parse([*GLUE, "--config", str(path)]).epochs == 4
 
 
-@pytest.mark.parametrize("content, said", [
-    ("batchsize: 8\n", "run.yaml: unrecognized arguments: --batchsize=8; did you mean --batch_size?"),
-    ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
-    ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
-    ("data_path: {a: 1}\n", "run.yaml: data_path: expected a text, a number, true or false, or a list of these"),
-    ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),
-    ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '1:30'"),
-    ("config: other.yaml\n", "run.yaml: config: not possible within a settings file"),
-    ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
-    ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
-    ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"), ("[" * 1000, "is not YAML"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("batchsize: 8\n", "run.yaml: unrecognized arguments: --batchsize=8; did you mean --batch_size?"),
+        ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
+        ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
+        ("data_path: {a: 1}\n", "run.yaml: data_path: expected a text, a number, true or false, or a list of these"),
+        ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),
+        ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '1:30'"),
+        ("config: other.yaml\n", "run.yaml: config: not possible within a settings file"),
+        ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
+        ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
+        ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"),
+        ("[" * 1000, "is not YAML"),
+    ],
+)
 def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text(content, encoding="utf-8")

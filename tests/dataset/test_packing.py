@@ -46,10 +46,13 @@ def naive_pieces(lengths, max_seq_len, long_documents):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 40), max_size=60), max_seq_len=st.integers(2, 16),
-    long_documents=st.sampled_from(["split", "truncate"]), shuffle=st.booleans(), seed=st.integers(0, 2**40),
+    lengths=st.lists(st.integers(0, 40), max_size=60),
+    max_seq_len=st.integers(2, 16),
+    long_documents=st.sampled_from(["split", "truncate"]),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**40),
     chunk=st.sampled_from([1, 7, packing.CHUNK]),
-)  # fmt: skip
+)
 def test_packed_rows_are_the_naive_ones(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
     """Every row, and the order of rows and pieces: checkpoints count on it."""
     offsets = make_store(lengths).offsets

@@ -11,23 +11,33 @@ from dataset.shares import Curve, Point, Source, group_sources, read_mixture, so
 HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
 
 
-@pytest.mark.parametrize("argument, path, shares, repeat", [
-    ("a.jsonl", "a.jsonl", None, 1), ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
-    ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1), ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
-    ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5), (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
-    (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3), ("odd:name:7", "odd:name", [7], 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argument, path, shares, repeat",
+    [
+        ("a.jsonl", "a.jsonl", None, 1),
+        ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
+        ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1),
+        ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
+        ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5),
+        (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
+        (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3),
+        ("odd:name:7", "odd:name", [7], 1),
+    ],
+)
 def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, repeat):
     points = None if shares is None else tuple(Point(i, share) for i, share in enumerate(shares))
     assert source_of_argument(argument) == Source([path], points, repeat)
 
 
-@pytest.mark.parametrize("arguments, why", [
-    (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the start and to 0.5 at 1 of the run"),
-    (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
-    (["a:0.5:x0", "b:0.5"], "repeat is 0; 1 to 1,000 passes are possible"),
-    (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, and"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the start and to 0.5 at 1 of the run"),
+        (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
+        (["a:0.5:x0", "b:0.5"], "repeat is 0; 1 to 1,000 passes are possible"),
+        (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, and"),
+    ],
+)
 def test_contradictions_on_the_command_line_are_one_line(arguments, why):
     with pytest.raises(DataError, match=why) as caught:
         group_sources(arguments)
@@ -35,9 +45,12 @@ def test_contradictions_on_the_command_line_are_one_line(arguments, why):
 
 
 COURSES = [
-    [(0, 0.0), (1, 1.0)], [(0.3, 0.5)], [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
-    [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)], [(0, 0.25), (0.25, 1.0), (1, 0.0)],
-]  # fmt: skip
+    [(0, 0.0), (1, 1.0)],
+    [(0.3, 0.5)],
+    [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
+    [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)],
+    [(0, 0.25), (0.25, 1.0), (1, 0.0)],
+]
 
 
 @pytest.mark.parametrize("course", COURSES)
@@ -70,19 +83,22 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
     assert read_mixture(as_json) == group_sources(["a:0.5", "b:1:x2"])
 
 
-@pytest.mark.parametrize("text, why", [
-    (f"sources:\n{HALVES}epochs: 3", "expected a list `sources:` and nothing else"),
-    ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: expected path"),
-    ("sources: [{path: a, share: much}]", "source 1: expected path"),
-    ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
-    ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from start to end"),
-    ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
-    ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
-    (
-        "sources: [{path: a, share: 1}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 3]]}]",
-        "sum to 3 at the start and to 4 at 0.5",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (f"sources:\n{HALVES}epochs: 3", "expected a list `sources:` and nothing else"),
+        ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: expected path"),
+        ("sources: [{path: a, share: much}]", "source 1: expected path"),
+        ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
+        ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from start to end"),
+        ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
+        ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
+        (
+            "sources: [{path: a, share: 1}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 3]]}]",
+            "sum to 3 at the start and to 4 at 0.5",
+        ),
+    ],
+)
 def test_a_file_that_is_no_mixture_is_one_line(tmp_path, text, why):
     path = tmp_path / "mix.yaml"
     path.write_text(text)

@@ -21,11 +21,16 @@ def separate(warmup):
     return rates_of(lambda optimizer: get_linear_schedule_with_warmup(optimizer, warmup, N_UPDATES))
 
 
-@pytest.mark.parametrize("schedule, warmup, expected", [
-    ("separate_linear", 0, lambda: separate(0)), ("separate_linear", 30, lambda: separate(30)),
-    ("original_linear", 30, lambda: [rate * min(update / 30, 1) for update, rate in enumerate(linear())]),
-    ("one_cycle", 30, lambda: cycle(50, 1 / 25)), ("adjusted_one_cycle", 30, lambda: cycle(30, 1e-5)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "schedule, warmup, expected",
+    [
+        ("separate_linear", 0, lambda: separate(0)),
+        ("separate_linear", 30, lambda: separate(30)),
+        ("original_linear", 30, lambda: [rate * min(update / 30, 1) for update, rate in enumerate(linear())]),
+        ("one_cycle", 30, lambda: cycle(50, 1 / 25)),
+        ("adjusted_one_cycle", 30, lambda: cycle(30, 1e-5)),
+    ],
+)
 def test_schedules_of_encoders(schedule, warmup, expected):
     found = [ENCODER_SCHEDULES[schedule](update, N_UPDATES, warmup) for update in range(N_UPDATES + 1)]
     assert found == pytest.approx(expected(), abs=1e-9)

@@ -80,10 +80,13 @@ def test_a_stop_signal_saves_and_ends_all(lab, name):
     assert not is_running(copy)
 
 
-@pytest.mark.parametrize("hooks, changes, said", [
-    ({}, {"from_weight": "nowhere.pth"}, "error: --from_weight nowhere.pth"),
-    ({"bad_batch": {"at": 5, "rank": 1}}, {}, "error: a batch cannot be assembled"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "hooks, changes, said",
+    [
+        ({}, {"from_weight": "nowhere.pth"}, "error: --from_weight nowhere.pth"),
+        ({"bad_batch": {"at": 5, "rank": 1}}, {}, "error: a batch cannot be assembled"),
+    ],
+)
 def test_an_error_is_told_once(lab, hooks, changes, said):
     """In all processes, and in the copy only."""
     process = lab.start("run", hooks, **changes, **TWO)

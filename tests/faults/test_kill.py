@@ -73,11 +73,14 @@ def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
     finish(lab, "run", whole)
 
 
-@pytest.mark.parametrize("use_moe, pack, dtype, world_size", [
-    (True, 1, "bfloat16", 1),
-    pytest.param(False, 1, "bfloat16", 2, marks=pytest.mark.slow),
-    pytest.param(True, 0, "float32", 2, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "use_moe, pack, dtype, world_size",
+    [
+        (True, 1, "bfloat16", 1),
+        pytest.param(False, 1, "bfloat16", 2, marks=pytest.mark.slow),
+        pytest.param(True, 0, "float32", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_and_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_moe, pack, dtype, world_size):
     """Killed once and stopped twice, at moments that are no saves: the same bits and lines, of the lowest validation loss too."""
     lab = Lab(tmp_path, server, tokenizer, corpus, use_moe=use_moe, pack=pack, dtype=dtype)

@@ -124,8 +124,11 @@ class Job:
             environment = {
                 **os.environ,
                 # torchrun is there.
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-                "PROCESSES": "1", "TRAINER": "tests/faults/launch.py", "FAULTS_ATTEMPT": "0",
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "PROCESSES": "1",
+                "TRAINER": "tests/faults/launch.py",
+                "FAULTS_ATTEMPT": "0",
                 "FAULT_HOOKS": json.dumps(self.hooks),
                 # Gloo would look for the address of the machine's name.
                 "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -134,7 +137,7 @@ class Job:
                 # torchrun would find out both by the names of the machines, which these nodes do not have.
                 "PET_LOCAL_ADDR": node.address,
                 "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in options.items()),
-            }  # fmt: skip
+            }
             command = node.inside(*MACHINE, "sh", "launch/c10d.sh", *self.lab.flags(self.name, **self.settings))
             with self.log(node).open("a") as log:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}

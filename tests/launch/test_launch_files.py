@@ -87,12 +87,15 @@ JOB_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_N
 # (exit code of the launchers, seconds since the start, seconds that are left or what Slurm tells of the end, whether the job goes
 # into the queue again)
 ENDINGS = [
-    (0, 9000, 100, False), (1, 9000, 100, True), (1, 9000, 10_000, False),
+    (0, 9000, 100, False),
+    (1, 9000, 100, True),
+    (1, 9000, 10_000, False),
     # A wrong flag in a job of three minutes: it would come back for ever.
-    (1, 20, 160, False), (2, 9000, 100, False),
+    (1, 20, 160, False),
+    (2, 9000, 100, False),
     # Without a time limit.
     (143, 9000, "Unknown", False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("code, age, seconds_left, again", ENDINGS)

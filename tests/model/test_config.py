@@ -46,25 +46,33 @@ def test_moe_fields_go_by_both_names():
         MiniMindConfig(num_experts=6, n_routed_experts=4)
 
 
-@pytest.mark.parametrize("fields, message", [
-    ({"generation": "minimind9"}, "generation='minimind9'"),
-    ({"hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=8"),
-    ({"num_attention_heads": 3, "hidden_size": 6}, "divisible by num_key_value_heads=2 (--num_key_value_heads)"),
-    ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 is not within num_experts=2"),
-    ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"), ({"head_dim": 15}, "head_dim=15 is not even"),
-    ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"generation": "minimind9"}, "generation='minimind9'"),
+        ({"hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=8"),
+        ({"num_attention_heads": 3, "hidden_size": 6}, "divisible by num_key_value_heads=2 (--num_key_value_heads)"),
+        ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 is not within num_experts=2"),
+        ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
+        ({"head_dim": 15}, "head_dim=15 is not even"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
+    ],
+)
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):
     with pytest.raises(ValueError) as error:
         MiniMindConfig(**fields)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("fields", [
-    {}, {"generation": "minimind3", "use_moe": True, "hidden_size": 96, "head_dim": 32, "dropout": 0.1},
-    {"n_shared_experts": 0, "seq_aux": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "pad_token_id": None},
-    {"generation": "minimind3", "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 16, "beta_slow": 2}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"generation": "minimind3", "use_moe": True, "hidden_size": 96, "head_dim": 32, "dropout": 0.1},
+        {"n_shared_experts": 0, "seq_aux": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "pad_token_id": None},
+        {"generation": "minimind3", "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 16, "beta_slow": 2}},
+    ],
+)
 def test_config_round_trips_through_json_exactly(fields, tmp_path):
     config = MiniMindConfig(**fields)
     assert MiniMindConfig(**json.loads(json.dumps(config.to_dict()))).to_dict() == config.to_dict()

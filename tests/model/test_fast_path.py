@@ -50,11 +50,14 @@ WITH_A_MASK = "attention: PyTorch's own with a mask, which is slower"
 NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
 
-@pytest.mark.parametrize("works, dropout, line", [
-    (True, 0.0, "attention: FlexAttention, which skips the blocks of other documents"),
-    (False, 0.0, f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
-    (True, 0.1, f"{WITH_A_MASK}: the faster ones have no dropout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "works, dropout, line",
+    [
+        (True, 0.0, "attention: FlexAttention, which skips the blocks of other documents"),
+        (False, 0.0, f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
+        (True, 0.1, f"{WITH_A_MASK}: the faster ones have no dropout"),
+    ],
+)
 def test_attention_on_a_gpu_is_what_works_and_a_line_says_so(works, dropout, line, monkeypatch):
     """It is tried with the model's heads, the run's precision and its number of positions."""
     calls = []
@@ -97,10 +100,14 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype):
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-@pytest.mark.parametrize("kind, on_gpu, recomputes", [
-    ("minimind2", False, False), pytest.param("minimind3_moe", True, False, marks=pytest.mark.slow),
-    pytest.param("minimind3_moe", False, True, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, on_gpu, recomputes",
+    [
+        ("minimind2", False, False),
+        pytest.param("minimind3_moe", True, False, marks=pytest.mark.slow),
+        pytest.param("minimind3_moe", False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, recomputes, quick_compile):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
     batch = batches()[0]

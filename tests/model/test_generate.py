@@ -36,10 +36,15 @@ def test_greedy_with_cache_equals_greedy_without(kind):
     assert torch.equal(cached, by_hand)
 
 
-@pytest.mark.parametrize("kind, options", [
-    ("minimind2", {"num_beams": 2}), ("minimind3", {"cache_implementation": "static"}),
-    ("minimind2_moe", {"use_cache": False}), ("minimind3_moe", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("minimind2", {"num_beams": 2}),
+        ("minimind3", {"cache_implementation": "static"}),
+        ("minimind2_moe", {"use_cache": False}),
+        ("minimind3_moe", {}),
+    ],
+)
 def test_left_padded_batch_equals_single_prompts(kind, options):
     model = tiny(kind)
     prompts = [prompt(1, length)[0] for length in (9, 4, 6)]

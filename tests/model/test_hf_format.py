@@ -110,18 +110,25 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, 
 YARN |= {"original_max_position_embeddings": 64}
 
 
-@pytest.mark.parametrize("kind, changes", [
-    ("llama", {"model_type": "mistral"}), ("llama", {"hidden_act": "gelu"}),
-    ("llama", {"quantization_config": {"bits": 4}}),
-    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}),
-    ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8}}),
-    # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
-    ("llama", {"rope_parameters": YARN}), ("llama", {"bos_token_id": "one"}), ("qwen3", {"use_sliding_window": True}),
-    ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}), ("qwen3_moe", {"decoder_sparse_step": 2}),
-    ("qwen2_moe", {"shared_expert_intermediate_size": 50}),
-    # Theirs normalises a single weight, minimind2 does not.
-    ("qwen2_moe", {"num_experts_per_tok": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("llama", {"model_type": "mistral"}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"quantization_config": {"bits": 4}}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8}}),
+        # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
+        ("llama", {"rope_parameters": YARN}),
+        ("llama", {"bos_token_id": "one"}),
+        ("qwen3", {"use_sliding_window": True}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 50}),
+        # Theirs normalises a single weight, minimind2 does not.
+        ("qwen2_moe", {"num_experts_per_tok": 1}),
+    ],
+)
 def test_other_forms_are_refused_in_one_line(tmp_path, kind, changes):
     write_public(tmp_path, kind)
     change_config(tmp_path, **changes)
@@ -135,12 +142,15 @@ def test_other_forms_are_refused_in_one_line(tmp_path, kind, changes):
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
-@pytest.mark.parametrize("kind, fields, name, change, message", [
-    ("llama", BIASES, "up_proj.bias", lambda bias: bias + 0.5, "is not zero: MiniMind has no such part"),
-    ("qwen2_moe", {}, "shared_expert_gate.weight", lambda weight: weight + 0.5, "is not zero"),
-    # Quantised ones, of which 0 to 255 stand for something else
-    ("llama", {}, "up_proj.weight", lambda weight: weight.to(torch.uint8), "is torch.uint8; float32, float16 and"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, fields, name, change, message",
+    [
+        ("llama", BIASES, "up_proj.bias", lambda bias: bias + 0.5, "is not zero: MiniMind has no such part"),
+        ("qwen2_moe", {}, "shared_expert_gate.weight", lambda weight: weight + 0.5, "is not zero"),
+        # Quantised ones, of which 0 to 255 stand for something else
+        ("llama", {}, "up_proj.weight", lambda weight: weight.to(torch.uint8), "is torch.uint8; float32, float16 and"),
+    ],
+)
 def test_weights_that_minimind_has_not_are_refused(tmp_path, kind, fields, name, change, message):
     write_public(tmp_path, kind, **fields)
     load(tmp_path)
@@ -151,12 +161,15 @@ def test_weights_that_minimind_has_not_are_refused(tmp_path, kind, fields, name,
         load(tmp_path)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"num_hidden_layers": 1, "layer_types": None}, "Unexpected key.*model.layers.1"),
-    ({"tie_word_embeddings": False}, "Missing key.*lm_head.weight"),
-    # Their class would make a list of a text for each.
-    ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_hidden_layers": 1, "layer_types": None}, "Unexpected key.*model.layers.1"),
+        ({"tie_word_embeddings": False}, "Missing key.*lm_head.weight"),
+        # Their class would make a list of a text for each.
+        ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),
+    ],
+)
 def test_a_config_that_its_files_do_not_bear_out_builds_nothing(tmp_path, changes, message):
     write_public(tmp_path, "qwen3")
     change_config(tmp_path, **changes)

@@ -131,30 +131,38 @@ def test_weights_of_wrapped_models_and_with_position_tables_are_read(prefix, pat
     refuse(path, "model is no plain block")
 
 
-@pytest.mark.parametrize("content, match", [
-    (b"", "torch.save did not write it"),
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
-    (b"<!DOCTYPE html><html>404</html>", "a web page"), (b"PK\x03\x04" + b"\0" * 100, "the archive is damaged"),
-    (b"\x80\x02]q\x00.", "not a "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, match",
+    [
+        (b"", "torch.save did not write it"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "a web page"),
+        (b"PK\x03\x04" + b"\0" * 100, "the archive is damaged"),
+        (b"\x80\x02]q\x00.", "not a "),
+    ],
+)
 def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
     refuse(path, "No such file")
     path.write_bytes(content)
     refuse(path, match)
 
 
-@pytest.mark.parametrize("change, match", [
-    ({KEY: None}, f'Missing key.*"{KEY}"'),
-    ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
-    ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
-    ({"lm_head.weight": lambda t: t + 1}, "must say .tie_word_embeddings.: false"),
-    ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK), ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
-    ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has NaN"),
-    # 40 GB in a few bytes
-    ({KEY: lambda t: torch.zeros(1).expand(100_000, 100_000)}, NO_BLOCK),
-    ({"model.embed_tokens.weight": lambda t: torch.tensor(1.0)}, "embed_tokens.weight is missing, or of another"),
-    ({7: lambda t: torch.ones(1)}, "not a flat state dict"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({KEY: None}, f'Missing key.*"{KEY}"'),
+        ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
+        ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
+        ({"lm_head.weight": lambda t: t + 1}, "must say .tie_word_embeddings.: false"),
+        ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK),
+        ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
+        ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has NaN"),
+        # 40 GB in a few bytes
+        ({KEY: lambda t: torch.zeros(1).expand(100_000, 100_000)}, NO_BLOCK),
+        ({"model.embed_tokens.weight": lambda t: torch.tensor(1.0)}, "embed_tokens.weight is missing, or of another"),
+        ({7: lambda t: torch.ones(1)}, "not a flat state dict"),
+    ],
+)
 def test_wrong_tensors_are_named(path, change, match):
     state = dict(write(path).half().state_dict())
     for key, make in change.items():

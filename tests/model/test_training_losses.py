@@ -15,10 +15,12 @@ from tests.helpers import a_document_a_row, tiny_model
 from trainer.pretrain.loss import pretrain_loss
 
 KINDS = {
-    "minimind2": {}, "minimind3": {"generation": "minimind3", "head_dim": 16}, "minimind2_moe": {"use_moe": True},
+    "minimind2": {},
+    "minimind3": {"generation": "minimind3", "head_dim": 16},
+    "minimind2_moe": {"use_moe": True},
     "minimind2_top1": {"use_moe": True, "num_experts_per_tok": 1},
     "minimind3_moe": {"generation": "minimind3", "use_moe": True},
-}  # fmt: skip
+}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

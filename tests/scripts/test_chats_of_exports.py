@@ -84,8 +84,10 @@ CHAT = [
     turn("system", "Be <brief> & kind."),
     turn("user", [{"type": "text", "text": "What's"}, {"type": "text", "text": " up?"}]),
     turn("assistant", None, reasoning_content="Hm.", tool_calls=[CALL, {"type": "function", "function": CALL}]),
-    turn("tool", "3 < 4"), turn("assistant", "天。", tool_calls=[]), turn("user", "<|im_end|>"),
-]  # fmt: skip
+    turn("tool", "3 < 4"),
+    turn("assistant", "天。", tool_calls=[]),
+    turn("user", "<|im_end|>"),
+]
 
 
 @pytest.mark.parametrize("engine", [jinja, minijinja])

@@ -166,11 +166,16 @@ def test_intervals():
     assert metric.low == pytest.approx(low, abs=0.02)
 
 
-@pytest.mark.parametrize(("task", "content", "message"), [
-    ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"), ("pairs", "{", "d.jsonl:1: cut line: "),
-    ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
-    ("pairs", "", "nothing to evaluate there"), ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "content", "message"),
+    [
+        ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"),
+        ("pairs", "{", "d.jsonl:1: cut line: "),
+        ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
+        ("pairs", "", "nothing to evaluate there"),
+        ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
+    ],
+)
 def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     (file := tmp_path / ("d.txt" if "d.txt" in message else "d.jsonl")).write_text(content)
     with pytest.raises(ValueError, match=message) as error:

@@ -24,12 +24,16 @@ from trainer.saving.weights import save_pth
 SIZE = {"vocab_size": 6400, "num_key_value_heads": 2, "hidden_size": 32}
 EXPERTS = {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2}
 KINDS = {
-    "llama": {}, "untied": {"tie_word_embeddings": False}, "qwen3": {"generation": "minimind3", "head_dim": 12},
-    "qwen3_yarn": {"generation": "minimind3", "inference_rope_scaling": True}, "qwen2_moe": {"use_moe": True},
-    "qwen3_moe": EXPERTS, "qwen3_moe_unnormalised": {**EXPERTS, "norm_topk_prob": False},
+    "llama": {},
+    "untied": {"tie_word_embeddings": False},
+    "qwen3": {"generation": "minimind3", "head_dim": 12},
+    "qwen3_yarn": {"generation": "minimind3", "inference_rope_scaling": True},
+    "qwen2_moe": {"use_moe": True},
+    "qwen3_moe": EXPERTS,
+    "qwen3_moe_unnormalised": {**EXPERTS, "norm_topk_prob": False},
     "qwen2_moe_top1": {"use_moe": True, "num_experts_per_tok": 1, "n_shared_experts": 2, "moe_intermediate_size": 40},
     "qwen2_moe_unshared": {"use_moe": True, "n_shared_experts": 0, "norm_topk_prob": False},
-}  # fmt: skip
+}
 CLASSES = {"llama": "LlamaForCausalLM", "untied": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 CLASSES |= {"qwen3_yarn": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 CLASSES |= {"qwen3_moe_unnormalised": "Qwen3MoeForCausalLM"}

@@ -165,12 +165,15 @@ def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     assert not list(tmp_path.glob("model*"))
 
 
-@pytest.mark.parametrize("fields, message", [
-    ({"generation": "minimind3", "use_moe": True, "norm_topk_prob": False}, "always normalises"),
-    ({"generation": "minimind3", "use_moe": True, "n_shared_experts": 1}, "cannot be exported"),
-    ({"inference_rope_scaling": True, "yarn_beta_fast": 16.0}, "beta_fast"),
-    ({"inference_rope_scaling": True, "yarn_original_positions": 1_000_000}, "in another way"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"generation": "minimind3", "use_moe": True, "norm_topk_prob": False}, "always normalises"),
+        ({"generation": "minimind3", "use_moe": True, "n_shared_experts": 1}, "cannot be exported"),
+        ({"inference_rope_scaling": True, "yarn_beta_fast": 16.0}, "beta_fast"),
+        ({"inference_rope_scaling": True, "yarn_original_positions": 1_000_000}, "in another way"),
+    ],
+)
 def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, tmp_path, tokens):
     with pytest.raises(ValueError, match=message):
         export(tmp_path, tokens, **fields)
@@ -240,9 +243,11 @@ SAME_PIECES = {
 }
 OTHER_PIECES = [
     {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": r"\s+|\S+"}},
-    {("normalizer",): {"type": "Lowercase"}}, {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
-    {("model", "byte_fallback"): True}, {("added_tokens", 3, "lstrip"): True},
-]  # fmt: skip
+    {("normalizer",): {"type": "Lowercase"}},
+    {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
+    {("model", "byte_fallback"): True},
+    {("added_tokens", 3, "lstrip"): True},
+]
 
 
 @pytest.mark.parametrize("rule", SAME_PIECES)
@@ -302,11 +307,15 @@ HARD_TEXTS = (
     "1234567890 1,234.5 x1y22z333 \uff11\uff12\uff13\uff14 \u0663\u0664\u0665\u0666 \u2167 \u00bd",
     "\u00c9cole \u00ceLE STRASSE stra\u00dfe \u041f\u0440\u0438\u0412\u0435\u0442 \u041c\u041e\u0421\u041a\u0412\u0410",
     "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e \u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
-    " \t\n  \r\n\n x \u3000 \u00a0 y\u2028z\u0085 ", "a <|im_start|>user <think> <|endoftext|> is only text",
+    " \t\n  \r\n\n x \u3000 \u00a0 y\u2028z\u0085 ",
+    "a <|im_start|>user <think> <|endoftext|> is only text",
     "e\u0301 a\u0308 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \ufeff",
     "if x:\n\tif y:\n\t\treturn [1]*(2**10)  # \u4f60\u597d\n\n\n    pass\n",
-    "a" * 3000, "!?" * 700 + "\n" * 50, "", " ",
-)  # fmt: skip
+    "a" * 3000,
+    "!?" * 700 + "\n" * 50,
+    "",
+    " ",
+)
 
 
 @pytest.mark.slow

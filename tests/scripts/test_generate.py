@@ -123,13 +123,17 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
     assert questions[1] in tokenizer.decode(seen[1])
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--weight", "nowhere.pth"], "no such file"), (["--weight", "."], "no config.json"),
-    (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
-    (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
-    (["--system", "Be brief."], "--system has no effect without --chat"),
-    (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weight", "nowhere.pth"], "no such file"),
+        (["--weight", "."], "no config.json"),
+        (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
+        (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
+        (["--system", "Be brief."], "--system has no effect without --chat"),
+        (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
+    ],
+)
 def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:

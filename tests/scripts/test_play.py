@@ -92,19 +92,26 @@ def test_a_text_ends_when_the_browser_leaves(server):
 
 
 STRANGERS = [
-    {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": "192.168.0.3"}, {"Host": None},
-    {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "https://127.0.0.1"},
-]  # fmt: skip
+    {"Host": "evil.example"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Host": "192.168.0.3"},
+    {"Host": None},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "https://127.0.0.1"},
+]
 
 
 def test_other_hosts_and_origins_are_refused(server):
     """A POST without an Origin is no browser's, and allowed for JSON with --api. Other machines cannot connect."""
     assert server.server_address[0] == "127.0.0.1"
     for method, path, refused in (
-        ("GET", "/api/runs", STRANGERS), ("GET", "/api/model", STRANGERS),
-        ("POST", "/api/generate", [*STRANGERS, {"Origin": None}]), ("GET", "/v1/models", STRANGERS),
+        ("GET", "/api/runs", STRANGERS),
+        ("GET", "/api/model", STRANGERS),
+        ("POST", "/api/generate", [*STRANGERS, {"Origin": None}]),
+        ("GET", "/v1/models", STRANGERS),
         ("POST", "/v1/completions", [*STRANGERS, {"Origin": None, "Content-Type": "text/plain"}]),
-    ):  # fmt: skip
+    ):
         body = asked(prompt="a") if method == "POST" else None
         for headers in refused:
             status, _, content = ask(server, method, path, body, headers)

@@ -67,10 +67,14 @@ def watched_run(**flags):
     return watch, run
 
 
-@pytest.mark.parametrize("fields, dtype, optimizer", [
-    ({}, "float16", "adamw"), ({"use_moe": 1}, "bfloat16", "muon"),
-    ({"use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2}, "bfloat16", "adamw"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, dtype, optimizer",
+    [
+        ({}, "float16", "adamw"),
+        ({"use_moe": 1}, "bfloat16", "muon"),
+        ({"use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2}, "bfloat16", "adamw"),
+    ],
+)
 def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):
     """Experts are computed in blocks."""
     in_blocks = mock.Mock(wraps=ways.blocked_experts)

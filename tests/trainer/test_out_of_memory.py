@@ -59,9 +59,12 @@ def failing_from(call, error, times):
 
 # {stage: what fails there: (object, name of its function, calls that work before)}
 STAGES = {
-    "model": (initial_model, "init_model", 0), "backward": (torch.Tensor, "backward", 5),
-    "update": (AdamW, "step", 2), "evaluation": (job, "evaluate", 0), "samples": (Sampler, "sample", 0),
-}  # fmt: skip
+    "model": (initial_model, "init_model", 0),
+    "backward": (torch.Tensor, "backward", 5),
+    "update": (AdamW, "step", 2),
+    "evaluation": (job, "evaluate", 0),
+    "samples": (Sampler, "sample", 0),
+}
 
 
 # Each stage with another kind of error.

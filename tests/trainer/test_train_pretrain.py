@@ -99,11 +99,13 @@ def test_what_a_user_can_mend_is_one_line(data, tmp_path, capsys):
     weights = {"from_weight": tmp_path / "pretrain_16.pth", "out_dir": tmp_path / "out"}
     for changes, words in (
         ({"data_path": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
-        ({"ddp": "true"}, "torchrun --nproc_per_node"), ({"device": "cuda:9"}, "--device cuda:9"),
-        ({"tokenizer_path": tmp_path}, str(tmp_path)), ({**weights, "num_hidden_layers": 2}, "pretrain_16"),
+        ({"ddp": "true"}, "torchrun --nproc_per_node"),
+        ({"device": "cuda:9"}, "--device cuda:9"),
+        ({"tokenizer_path": tmp_path}, str(tmp_path)),
+        ({**weights, "num_hidden_layers": 2}, "pretrain_16"),
         ({**weights, "use_moe": 1}, "pretrain_16"),
         ({**weights, "generation": "minimind3", "num_key_value_heads": 2}, "pretrain_16"),
-    ):  # fmt: skip
+    ):
         given = {"data_path": data, "out_dir": tmp_path, **changes}
         assert words in helpers.complaint(capsys, train_pretrain.main, flags(**given))
 

@@ -23,13 +23,16 @@ UPDATE = "--hidden_size 16 --num_hidden_layers 1 --max_updates 1 --use_compile 0
 SLOW = {"transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "matplotlib", "jinja2", "pandas"}
 
 
-@pytest.mark.parametrize("module, flags, absent", [
-    ("trainer.train_tokenizer", "--help", {"torch", "transformers"}),
-    ("scripts.report", "--help", {"torch", "transformers"}),
-    ("scripts.inspect_data", "--data_path {corpus}", {"torch", *SLOW}),
-    ("trainer.train_pretrain", f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE}", SLOW),
-    ("scripts.generate", "--weight {weight} --max_new_tokens 2 hi", SLOW),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "module, flags, absent",
+    [
+        ("trainer.train_tokenizer", "--help", {"torch", "transformers"}),
+        ("scripts.report", "--help", {"torch", "transformers"}),
+        ("scripts.inspect_data", "--data_path {corpus}", {"torch", *SLOW}),
+        ("trainer.train_pretrain", f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE}", SLOW),
+        ("scripts.generate", "--weight {weight} --max_new_tokens 2 hi", SLOW),
+    ],
+)
 def test_what_takes_seconds_to_import_a_command_does_without(module, flags, absent, corpus, tmp_path):
     """Up to its end: looking at data, an update, tokens."""
     weight = write_weights(tmp_path / "tiny", vocab_size=6400)
@@ -112,14 +115,18 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
         assert min(tokenizer.encode(token, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"), (["--data_path", "CORPUS"], "--out_dir"),
-    (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
-    (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
-    (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
-    (["--data_path", "CORPUS", "--out_dir", "o", "--lower_case", "0"], "--lower_case has no effect: --type is bpe"),
-    (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"),
+        (["--data_path", "CORPUS"], "--out_dir"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--lower_case", "0"], "--lower_case has no effect: --type is bpe"),
+        (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
+    ],
+)
 def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     broken = tmp_path / "broken.jsonl"

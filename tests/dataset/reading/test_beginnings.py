@@ -11,17 +11,23 @@ PROSE = "It was the best of times, it was the worst of times, it was the age of 
 DIALOGUE = "Who is there?\nIt is me.\nCome in, then.\n\n"
 
 
-@pytest.mark.parametrize(("content", "advice"), [
-    ('{"anything": "a", "label": 1}\n{"anything": "b", "label": 0}\n', "looks like .jsonl"),
-    ('[\n {"anything": "a"},\n {"anything": "b"}]\n', "looks like .json:"),
-    ('["a text", "another"]', "looks like .json:"), ("0\ta film that one should see\n1\tno\n" * 9, "looks like .tsv"),
-    ('review,label\n"good, all in all, and long enough",1\n"bad",0\n', "looks like .csv"),
-    ("评论,标签\n很好,1\n不好,0\n", "looks like .csv"), ("Smith, John\nMiller, Ann\n" * 9, ""),
-    (f"{PROSE}<|endoftext|>\n" * 3, "many <|endoftext|>: if they end its parts, add --split_text '<|endoftext|>'"),
-    (f"{PROSE}<|endoftext|>\n", ""),
-    ("emma\nolivia\n" * 600, "short lines: if they are several texts, add --split_text lines"),
-    (DIALOGUE * 400, "short lines: if they are several texts, add --split_text blank"), (PROSE * 1500, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        ('{"anything": "a", "label": 1}\n{"anything": "b", "label": 0}\n', "looks like .jsonl"),
+        ('[\n {"anything": "a"},\n {"anything": "b"}]\n', "looks like .json:"),
+        ('["a text", "another"]', "looks like .json:"),
+        ("0\ta film that one should see\n1\tno\n" * 9, "looks like .tsv"),
+        ('review,label\n"good, all in all, and long enough",1\n"bad",0\n', "looks like .csv"),
+        ("评论,标签\n很好,1\n不好,0\n", "looks like .csv"),
+        ("Smith, John\nMiller, Ann\n" * 9, ""),
+        (f"{PROSE}<|endoftext|>\n" * 3, "many <|endoftext|>: if they end its parts, add --split_text '<|endoftext|>'"),
+        (f"{PROSE}<|endoftext|>\n", ""),
+        ("emma\nolivia\n" * 600, "short lines: if they are several texts, add --split_text lines"),
+        (DIALOGUE * 400, "short lines: if they are several texts, add --split_text blank"),
+        (PROSE * 1500, ""),
+    ],
+)
 def test_a_text_file_that_is_another_kind_or_many_texts_gets_a_line(tmp_path, content, advice):
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:

@@ -43,34 +43,42 @@ def test_what_is_said_is_told_without_the_form():
     assert conversations.conversation_text(text) == "Be brief\nHi\nhm\nYes"
 
 
-@pytest.mark.parametrize("message, wanted", [
-    (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
-    (turn("assistant", "Yes", tool_calls=" \n"), SAID), (turn("assistant", None), turn("assistant", "", weight=0)),
-    (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
-    (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)), (turn("assistant", "Yes", weight=1), SAID),
-    (turn("assistant", "", tool_calls=[CALL_AS_TEXT]), turn("assistant", "", tool_calls=[CALL_AS_TEXT])),
-    (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
-    (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
-    (turn("assistant", "<think>hm</think>\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
-    (turn("assistant", "<think>\n\n</think>\n\nYes"), SAID),
-    (turn("assistant", "No <think>hm</think>"), turn("assistant", "No <think>hm</think>")),
-    (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
-    (turn("assistant", "", tool_calls=json.dumps([CALL])), CALLED),
-    (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), CALLED),
-    (turn("assistant", "", tool_calls={"name": "f", "parameters": {"x": 1}}), CALLED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message, wanted",
+    [
+        (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
+        (turn("assistant", "Yes", tool_calls=" \n"), SAID),
+        (turn("assistant", None), turn("assistant", "", weight=0)),
+        (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
+        (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)),
+        (turn("assistant", "Yes", weight=1), SAID),
+        (turn("assistant", "", tool_calls=[CALL_AS_TEXT]), turn("assistant", "", tool_calls=[CALL_AS_TEXT])),
+        (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
+        (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
+        (turn("assistant", "<think>hm</think>\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
+        (turn("assistant", "<think>\n\n</think>\n\nYes"), SAID),
+        (turn("assistant", "No <think>hm</think>"), turn("assistant", "No <think>hm</think>")),
+        (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
+        (turn("assistant", "", tool_calls=json.dumps([CALL])), CALLED),
+        (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), CALLED),
+        (turn("assistant", "", tool_calls={"name": "f", "parameters": {"x": 1}}), CALLED),
+    ],
+)
 def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
     # An answer beside it, since the conversation is a fault where nothing is answered.
     assert read({"messages": [ASKED, message, ASKED, SAID]}) == {"messages": [ASKED, wanted, ASKED, SAID]}
 
 
-@pytest.mark.parametrize("record", [
-    {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]},
-    {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID]},
-    {"messages": [turn("system", "Be nice", tools=json.dumps([TOOL])), ASKED, SAID]},
-    {"messages": [turn("system", "Be nice", functions=[TOOL]), ASKED, SAID], "tools": None},
-    {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID], "tools": " "},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]},
+        {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID]},
+        {"messages": [turn("system", "Be nice", tools=json.dumps([TOOL])), ASKED, SAID]},
+        {"messages": [turn("system", "Be nice", functions=[TOOL]), ASKED, SAID], "tools": None},
+        {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID], "tools": " "},
+    ],
+)
 def test_tools_are_found_where_people_write_them(record):
     assert read(record) == {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]}
 
@@ -87,33 +95,36 @@ def nested(levels):
     return value
 
 
-@pytest.mark.parametrize("record, kind, words", [
-    ({"text": "a"}, "no conversation", "the keys: 'text'"),
-    ({"conversations": []}, "no conversation", "no list of messages"),
-    ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "no assistant message says"),
-    ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
-    ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "0.5 is neither 0 nor 1"),
-    ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
-    ({"messages": ["a", SAID]}, "content is no text", "message 2"),
-    ({"messages": [SAID, "a"]}, "another shape", "a turn of the conversation is no object"),
-    ({"messages": [turn("narrator", "Hi"), SAID]}, "unknown role", "message 1 has the role 'narrator'"),
-    ({"messages": [turn("system", "a"), SAID], "system": "b"}, "two system messages", "differ"),
-    ({"prompt": "Hi", "chosen": "Yes", "rejected": "No"}, "preferences", "DPO or a reward model"),
-    ({"messages": [ASKED, SAID], "rejected_response": "No"}, "preferences", "to fine-tune on the better"),
-    ({"prompt": "Hi", "response_1": "Yes", "response_2": "No"}, "preferences", "it compares answers"),
-    ({"instruction": "Hi", "output": ["Yes", "No"]}, "unknown role", "message 2"),
-    ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
-    ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
-    ({"data": [{"question": "Hi", "answer": "Yes"}]}, "no conversation", "the keys: 'data'"),
-    ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "content is no text", "reasoning_content"),
-    ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
-    ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
-    (calling({"x": [float("nan")]}), "bad tools", "NaN and Infinity are no JSON"),
-    (calling("[" * 100_000), "bad tool call", "its arguments are no JSON"),
-    (calling([1]), "bad tool call", "its arguments are no JSON object"),
-    ({"messages": [ASKED, SAID], "tools": 7}, "bad tools", "no list"),
-    ({"messages": [ASKED, SAID], "tools": [nested(MAX_TOOL_DEPTH)]}, "bad tools", "levels"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record, kind, words",
+    [
+        ({"text": "a"}, "no conversation", "the keys: 'text'"),
+        ({"conversations": []}, "no conversation", "no list of messages"),
+        ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "no assistant message says"),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "0.5 is neither 0 nor 1"),
+        ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
+        ({"messages": ["a", SAID]}, "content is no text", "message 2"),
+        ({"messages": [SAID, "a"]}, "another shape", "a turn of the conversation is no object"),
+        ({"messages": [turn("narrator", "Hi"), SAID]}, "unknown role", "message 1 has the role 'narrator'"),
+        ({"messages": [turn("system", "a"), SAID], "system": "b"}, "two system messages", "differ"),
+        ({"prompt": "Hi", "chosen": "Yes", "rejected": "No"}, "preferences", "DPO or a reward model"),
+        ({"messages": [ASKED, SAID], "rejected_response": "No"}, "preferences", "to fine-tune on the better"),
+        ({"prompt": "Hi", "response_1": "Yes", "response_2": "No"}, "preferences", "it compares answers"),
+        ({"instruction": "Hi", "output": ["Yes", "No"]}, "unknown role", "message 2"),
+        ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
+        ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
+        ({"data": [{"question": "Hi", "answer": "Yes"}]}, "no conversation", "the keys: 'data'"),
+        ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "content is no text", "reasoning_content"),
+        ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
+        ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
+        (calling({"x": [float("nan")]}), "bad tools", "NaN and Infinity are no JSON"),
+        (calling("[" * 100_000), "bad tool call", "its arguments are no JSON"),
+        (calling([1]), "bad tool call", "its arguments are no JSON object"),
+        ({"messages": [ASKED, SAID], "tools": 7}, "bad tools", "no list"),
+        ({"messages": [ASKED, SAID], "tools": [nested(MAX_TOOL_DEPTH)]}, "bad tools", "levels"),
+    ],
+)
 def test_faults_are_named(record, kind, words):
     with pytest.raises(BadLine) as caught:
         text_of_conversation(record)
@@ -127,47 +138,63 @@ PAIR = {"human": "Hi", "assistant": "Yes"}
 
 
 # Each as its makers document it: the line, its messages, what is told of it (each of one line)
-@pytest.mark.parametrize("line, wanted, told", [
-    ({"instruction": "H", "input": "i", "output": "Yes"}, [turn("user", "H\ni"), SAID], {("read as", ALPACA)}),
-    ({"instruction": "Hi", "output": "Yes", "history": [["Hi", "Yes"]]}, [ASKED, SAID] * 2, {("read as", ALPACA)}),
-    ({"instruction": "", "input": "Hi", "output": "Yes", "system": "Be brief"}, [BRIEF, ASKED, SAID], {}),
-    ({"instruction": "H", "context": "i", "response": "Yes"}, [turn("user", "H\ni"), SAID], {}),
-    ({"指令": "H", "输入": "i", "输出": "Yes", "类": 1}, [turn("user", "H\ni"), SAID], {("passed over", "类")}),
-    ({"Question": "Hi", "Response": "Yes", "Complex": "c"}, [ASKED, SAID], {("passed over", "Complex")}),
-    ({"problem": "Hi", "solution": "Yes", "answer": "42"}, [ASKED, SAID], {("passed over", "answer")}),
-    ({"instruction": None, "question": "Hi", "answer": "Yes", "content": "c"}, [ASKED, SAID], {("passed over", "content")}),
-    ({"query": "Hi", "response": "Yes", "thinking": "a"}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
-    ({"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
-    ({"prompt": "Hi", "completion": [ASKED, SAID], "rating": 5}, [ASKED, SAID], {("passed over", "rating")}),
-    ({"prompt": "Hi", "completion": "Yes", "label": True}, [ASKED, SAID], {("followed", "label")}),
-    ({"prompt": "Hi", "completion": "Yes", "label": 1}, [ASKED, SAID], {("passed over", "label")}),
-    ({"data": ["Hi", "Yes"], "id": 0}, [ASKED, SAID], {("passed over", "id")}),
-    ([ASKED, SAID], [ASKED, SAID], {("read as", "lists of messages (role, content)")}),
-    (["Hi", "Yes"], [ASKED, SAID], {("read as", "lists of texts in turn")}),
-    ({"conversation": [{"system": "Be brief", "input": "Hi", "output": "Yes"}]}, [BRIEF, ASKED, SAID], {}),
-    ({"conversation": [{**PAIR, "loss": False}, PAIR]}, [ASKED, UNTRAINED, ASKED, SAID], {("followed", "loss")}),
-    (
-        {"conversations": [{"from": name, "value": text} for name, text in (
-            ("system", "Be brief"), ("human", "Hi"), ("function_call", json.dumps(CALL)), ("observation", "1"), ("gpt", "Yes"),
-        )]},
-        [BRIEF, ASKED, CALLED, turn("tool", "1"), SAID],
-        {("read as", "lists of messages (from, value)")},
-    ),
-    (
-        {"messages": [ASKED, turn("assistant", None, function_call=CALL), turn("function", "1", name="f"), SAID]},
-        [ASKED, CALLED, turn("tool", "1"), SAID],
-        {("followed", "function_call"), ("passed over", "name")},
-    ),
-    ({"messages": [BRIEF, ASKED, SAID], "system": "Be brief"}, [BRIEF, ASKED, SAID], {("followed", "system")}),
-    ({"messages": [ASKED, SAID] * 2, "mask_history": True}, [ASKED, UNTRAINED, ASKED, SAID], {}),
-    ({"messages": [ASKED, {**SAID, "train": False}, ASKED, SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
-    ({"messages": [{**ASKED, "loss": 0}, {**SAID, "loss": 0.7}]}, [ASKED, SAID], {("passed over", "loss")}),
-    ({"messages": [ASKED, {**SAID, "reasoning": "a"}]}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
-    ({"messages": [turn("user", [{"type": "text", "value": "Hi"}]), SAID], "tag": ""}, [ASKED, SAID], {}),
-    ({"messages": [ASKED, SAID], "images": ["a.png"]}, [ASKED, SAID], {("passed over", "images")}),
-    ({"messages": json.dumps([ASKED, SAID])}, [ASKED, SAID], {}),
-    ({"messages": {"role": ["user", "assistant"], "content": ["Hi", "Yes"]}}, [ASKED, SAID], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, wanted, told",
+    [
+        ({"instruction": "H", "input": "i", "output": "Yes"}, [turn("user", "H\ni"), SAID], {("read as", ALPACA)}),
+        ({"instruction": "Hi", "output": "Yes", "history": [["Hi", "Yes"]]}, [ASKED, SAID] * 2, {("read as", ALPACA)}),
+        ({"instruction": "", "input": "Hi", "output": "Yes", "system": "Be brief"}, [BRIEF, ASKED, SAID], {}),
+        ({"instruction": "H", "context": "i", "response": "Yes"}, [turn("user", "H\ni"), SAID], {}),
+        ({"指令": "H", "输入": "i", "输出": "Yes", "类": 1}, [turn("user", "H\ni"), SAID], {("passed over", "类")}),
+        ({"Question": "Hi", "Response": "Yes", "Complex": "c"}, [ASKED, SAID], {("passed over", "Complex")}),
+        ({"problem": "Hi", "solution": "Yes", "answer": "42"}, [ASKED, SAID], {("passed over", "answer")}),
+        (
+            {"instruction": None, "question": "Hi", "answer": "Yes", "content": "c"},
+            [ASKED, SAID],
+            {("passed over", "content")},
+        ),
+        ({"query": "Hi", "response": "Yes", "thinking": "a"}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
+        ({"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"prompt": "Hi", "completion": [ASKED, SAID], "rating": 5}, [ASKED, SAID], {("passed over", "rating")}),
+        ({"prompt": "Hi", "completion": "Yes", "label": True}, [ASKED, SAID], {("followed", "label")}),
+        ({"prompt": "Hi", "completion": "Yes", "label": 1}, [ASKED, SAID], {("passed over", "label")}),
+        ({"data": ["Hi", "Yes"], "id": 0}, [ASKED, SAID], {("passed over", "id")}),
+        ([ASKED, SAID], [ASKED, SAID], {("read as", "lists of messages (role, content)")}),
+        (["Hi", "Yes"], [ASKED, SAID], {("read as", "lists of texts in turn")}),
+        ({"conversation": [{"system": "Be brief", "input": "Hi", "output": "Yes"}]}, [BRIEF, ASKED, SAID], {}),
+        ({"conversation": [{**PAIR, "loss": False}, PAIR]}, [ASKED, UNTRAINED, ASKED, SAID], {("followed", "loss")}),
+        (
+            {
+                "conversations": [
+                    {"from": name, "value": text}
+                    for name, text in (
+                        ("system", "Be brief"),
+                        ("human", "Hi"),
+                        ("function_call", json.dumps(CALL)),
+                        ("observation", "1"),
+                        ("gpt", "Yes"),
+                    )
+                ]
+            },
+            [BRIEF, ASKED, CALLED, turn("tool", "1"), SAID],
+            {("read as", "lists of messages (from, value)")},
+        ),
+        (
+            {"messages": [ASKED, turn("assistant", None, function_call=CALL), turn("function", "1", name="f"), SAID]},
+            [ASKED, CALLED, turn("tool", "1"), SAID],
+            {("followed", "function_call"), ("passed over", "name")},
+        ),
+        ({"messages": [BRIEF, ASKED, SAID], "system": "Be brief"}, [BRIEF, ASKED, SAID], {("followed", "system")}),
+        ({"messages": [ASKED, SAID] * 2, "mask_history": True}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"messages": [ASKED, {**SAID, "train": False}, ASKED, SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
+        ({"messages": [{**ASKED, "loss": 0}, {**SAID, "loss": 0.7}]}, [ASKED, SAID], {("passed over", "loss")}),
+        ({"messages": [ASKED, {**SAID, "reasoning": "a"}]}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
+        ({"messages": [turn("user", [{"type": "text", "value": "Hi"}]), SAID], "tag": ""}, [ASKED, SAID], {}),
+        ({"messages": [ASKED, SAID], "images": ["a.png"]}, [ASKED, SAID], {("passed over", "images")}),
+        ({"messages": json.dumps([ASKED, SAID])}, [ASKED, SAID], {}),
+        ({"messages": {"role": ["user", "assistant"], "content": ["Hi", "Yes"]}}, [ASKED, SAID], {}),
+    ],
+)
 def test_a_conversation_is_read_in_the_forms_that_data_sets_have(line, wanted, told):
     found = Counter()
     text = text_of_line(json.dumps(line).encode(), CONVERSATION, found)

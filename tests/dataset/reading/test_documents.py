@@ -24,9 +24,11 @@ LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", BOM, b'{"text": ""}
 
 
 @given(
-    lines=LINES, runs=st.integers(0, 2_000), step=st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES]),
+    lines=LINES,
+    runs=st.integers(0, 2_000),
+    step=st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES]),
     last=st.sampled_from([b"", b"\n"]),
-)  # fmt: skip
+)
 @settings(max_examples=100, deadline=None)
 def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_factory, lines, runs, step, last):
     """Wherever a block ends. Reference: bytes.split."""

@@ -21,13 +21,18 @@ def names(folder, files, **options):
     return [file.relative_to(folder).as_posix() for file in find_files(str(folder), **options)]
 
 
-@pytest.mark.parametrize("files, data", [
-    (["README.md", "main.py", "req.txt", "src/a.cpp", "package.json", "table.csv", "data.bin", ".git/x.py"], 4),
-    (["a.jsonl", "b.jsonl.gz", "notes.txt", "README.md", "info.json", "get.py", "x.csv"], 3),
-    (["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"], 1),
-    (["a.tsv.gz", "b.tsv.gz", "README.md", "LICENSE.txt"], 2), (["a.json", "b.json", "README.md", "LICENSE.txt"], 2),
-    (["src/a.txt", "target/a.txt", "Makefile.am"], 2), (["a.ndjson", "b.NDJSON", "notes.md", "x.csv"], 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files, data",
+    [
+        (["README.md", "main.py", "req.txt", "src/a.cpp", "package.json", "table.csv", "data.bin", ".git/x.py"], 4),
+        (["a.jsonl", "b.jsonl.gz", "notes.txt", "README.md", "info.json", "get.py", "x.csv"], 3),
+        (["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"], 1),
+        (["a.tsv.gz", "b.tsv.gz", "README.md", "LICENSE.txt"], 2),
+        (["a.json", "b.json", "README.md", "LICENSE.txt"], 2),
+        (["src/a.txt", "target/a.txt", "Makefile.am"], 2),
+        (["a.ndjson", "b.NDJSON", "notes.md", "x.csv"], 2),
+    ],
+)
 def test_the_data_of_a_folder(tmp_path, files, data):
     """Source code, a corpus, what Hugging Face datasets saves, tables; without what describes them. The first ones are data."""
     assert names(tmp_path, files) == files[:data]
@@ -119,10 +124,12 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
 def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
     """It may well be there. Reference: what the system says."""
     for name, reason in (
-        ("hf://datasets/owner/name/train.parquet", "download it first"), ("gs://bucket/corpus", "download it first"),
-        ("~nobody_of_this_name/a", "name/a: no such file"), ("a:0,7", "take shares .* written :0.7"),
+        ("hf://datasets/owner/name/train.parquet", "download it first"),
+        ("gs://bucket/corpus", "download it first"),
+        ("~nobody_of_this_name/a", "name/a: no such file"),
+        ("a:0,7", "take shares .* written :0.7"),
         ("x" * 300, r"xxx: cannot be read \(File name too long\)"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=reason):
             find_files(name)
     # Below a folder that this user may not enter.
@@ -160,13 +167,19 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         assert str(top) not in "".join(lines).partition("left out: ")[2]
 
 
-@pytest.mark.parametrize(("files", "held_out"), [
-    (["train-0.jsonl", "test.jsonl", "valid.jsonl"], "test.jsonl, valid.jsonl"),
-    (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet"),
-    (["train/a.txt", "dev/a.txt"], "dev/a.txt"), (["books.txt", "wiki.valid.tokens"], "wiki.valid.tokens"),
-    (["latest.jsonl", "contest.jsonl", "devices.jsonl"], None), (["src/a.py", "src/test_a.py"], None),
-    (["test/a.jsonl", "test/b/valid/c.jsonl"], "b/valid/c.jsonl"), (["valid.jsonl"], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "held_out"),
+    [
+        (["train-0.jsonl", "test.jsonl", "valid.jsonl"], "test.jsonl, valid.jsonl"),
+        (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet"),
+        (["train/a.txt", "dev/a.txt"], "dev/a.txt"),
+        (["books.txt", "wiki.valid.tokens"], "wiki.valid.tokens"),
+        (["latest.jsonl", "contest.jsonl", "devices.jsonl"], None),
+        (["src/a.py", "src/test_a.py"], None),
+        (["test/a.jsonl", "test/b/valid/c.jsonl"], "b/valid/c.jsonl"),
+        (["valid.jsonl"], None),
+    ],
+)
 def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, held_out):
     found = notices_on_files([tmp_path / file for file in files])
     assert len(found) == bool(held_out)

@@ -122,13 +122,16 @@ def test_text_in_utf_16_is_told_as_such(tmp_path, suffix, line_end):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".csv", ".jsonl", ".txt.gz"])
-@pytest.mark.parametrize(("content", "words"), [
-    (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
-    (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
-    (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of git LFS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF.*pdftotext"),
+        (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml", "a zip file.*Word, Excel and EPUB.*save its text as .txt"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "a file of Word or Excel"),
+        (rb"{\rtf1\ansi hello}", "a file of Word or Excel"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of git LFS"),
+    ],
+)
 def test_documents_of_office_programs_are_told_by_their_first_bytes(tmp_path, suffix, content, words):
     """References: the file signatures of the formats."""
     file = tmp_path / f"a{suffix}"
@@ -160,12 +163,20 @@ def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
 GOOD = [b'{"text": "one"}', b'{"text": "two"}', b'{"text": "three"}']
 # A line between them, with an empty one before it: (content, kind of fault)
 FAULTY_LINES = [
-    (b'{"text": "thr', "cut line"), ('{"text": "三'.encode()[:-1], "cut line"), (b'{"text": "\xff\xfe"}', "bad UTF-8"),
-    (b'{"text": "a\0b"}', "NUL byte"), (b'{"text": "a\\ud83d"}', "lone surrogate"), (b'["text"]', "not an object"),
-    (b'{"content": "x"}', "no text"), (b'{"text": null}', "text is null"), (b'{"text": 3}', "text is not a string"),
-    (b'{"text": "a"} {"text": "b"}', "two values on a line"), (b'{"text": "a\tb"}', "raw control character"),
-    (b"text: a", "not JSON"), (b"[" * 100_000, "not JSON"),
-]  # fmt: skip
+    (b'{"text": "thr', "cut line"),
+    ('{"text": "三'.encode()[:-1], "cut line"),
+    (b'{"text": "\xff\xfe"}', "bad UTF-8"),
+    (b'{"text": "a\0b"}', "NUL byte"),
+    (b'{"text": "a\\ud83d"}', "lone surrogate"),
+    (b'["text"]', "not an object"),
+    (b'{"content": "x"}', "no text"),
+    (b'{"text": null}', "text is null"),
+    (b'{"text": 3}', "text is not a string"),
+    (b'{"text": "a"} {"text": "b"}', "two values on a line"),
+    (b'{"text": "a\tb"}', "raw control character"),
+    (b"text: a", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+]
 
 # (content, {line: kind of fault}, texts)
 FAULTY = {
@@ -237,11 +248,14 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     assert found == [record["text"] for record in json.loads(content) if record["text"]]
 
 
-@pytest.mark.parametrize(("content", "advice"), [
-    (b"text;label\na;1\n", "separate columns by commas"),
-    (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
-    ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b"text;label\na;1\n", "separate columns by commas"),
+        (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
+        ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
+    ],
+)
 def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=advice):

@@ -152,12 +152,17 @@ def test_a_compressed_file_comes_as_it_is_and_what_is_cut_or_silent_is_told(tmp_
         assert not list((tmp_path / "xdg").rglob(name))
 
 
-@pytest.mark.parametrize("name, reason", [
-    ("403", "the server answers 403 Forbidden"), ("500", "the server answers 500 Internal Server Error"),
-    ("302", "it redirects without end"), ("404", "no such file or server; download a folder or a pattern first"),
-    ("more", "stopped: the server sends more than 10 bytes"),
-    ("endless", "stopped: the server sends more than 1,000,000 bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("403", "the server answers 403 Forbidden"),
+        ("500", "the server answers 500 Internal Server Error"),
+        ("302", "it redirects without end"),
+        ("404", "no such file or server; download a folder or a pattern first"),
+        ("more", "stopped: the server sends more than 10 bytes"),
+        ("endless", "stopped: the server sends more than 1,000,000 bytes"),
+    ],
+)
 def test_what_a_server_does_is_told_without_the_password(web, name, reason, monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))

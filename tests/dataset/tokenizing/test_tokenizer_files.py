@@ -89,10 +89,20 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
     settings = {
-        "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"],
-        "val_path": str(home / "valid.jsonl"), "tokenizer_path": str(ROOT / "model"), "wandb_project": "alice-secret",
-        "from_weight": str(home / "earlier.pth"), "a_flag_to_come": str(home / "x" / "thing"), "learning_rate": 0.0005,
-    }  # fmt: skip
+        "data_path": [
+            str(home / "texts" / "wiki.jsonl") + ":0.7",
+            "C:\\Users\\alice\\code.jsonl",
+            "~/more.jsonl",
+            str(home),
+            "/mnt/Alice:0.1",
+        ],
+        "val_path": str(home / "valid.jsonl"),
+        "tokenizer_path": str(ROOT / "model"),
+        "wandb_project": "alice-secret",
+        "from_weight": str(home / "earlier.pth"),
+        "a_flag_to_come": str(home / "x" / "thing"),
+        "learning_rate": 0.0005,
+    }
     command = f"python {home}/trainer/train_pretrain.py"
     start = {"settings": settings, "command": command, "started": "2026-01-01 00:00:00"}
     lines = [
@@ -157,12 +167,18 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
 BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
 
 
-@pytest.mark.parametrize(("files", "to_do"), [
-    ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
-    ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
-    (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
-    ({"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]}, "rename them to vocab.json and merges.txt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "to_do"),
+    [
+        ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
+        ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
+        (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
+        (
+            {"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]},
+            "rename them to vocab.json and merges.txt",
+        ),
+    ],
+)
 def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, files, to_do):
     """What the line says to write makes a tokenizer of them."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -271,23 +287,39 @@ def nfkc():
 LETTERS = "thecasonm,"
 KINDS = {
     "vanishes": lambda: words(models.BPE(), trainers.BpeTrainer(show_progress=False)),
-    "unknown": lambda: whole_words(["[UNK]"], unk_token="[UNK]"), "raises": lambda: whole_words([]),
+    "unknown": lambda: whole_words(["[UNK]"], unk_token="[UNK]"),
+    "raises": lambda: whole_words([]),
     "bert": lambda: wordpiece([*WORDS[:5], *LETTERS, *(f"##{x}" for x in LETTERS)], True).backend_tokenizer,
-    "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")), "nfkc": nfkc,
-}  # fmt: skip
+    "bytes": lambda: Tokenizer.from_file(str(MODEL / "tokenizer.json")),
+    "nfkc": nfkc,
+}
 ENGLISH = "the cat sat on a mat\n" * 5
 
 
-@pytest.mark.parametrize(("kind", "text", "lost"), [
-    ("vanishes", "这座小城建在河的两岸" * 6, "does not know 100% of the first 60 characters, such as 这 座 小 城 建;"),
-    ("unknown", "the cat\n" + "dogs ran over " * 9, "does not know 94% of the first 105 characters, such as o r e a d;"),
-    ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
-    ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
-    ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"), ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
-    ("vanishes", "the cat sat", ""), ("raises", "the cat sat", ""),
-    ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
-    ("vanishes", "河" * 49, ": 1 character (河)"), ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "text", "lost"),
+    [
+        (
+            "vanishes",
+            "这座小城建在河的两岸" * 6,
+            "does not know 100% of the first 60 characters, such as 这 座 小 城 建;",
+        ),
+        (
+            "unknown",
+            "the cat\n" + "dogs ran over " * 9,
+            "does not know 94% of the first 105 characters, such as o r e a d;",
+        ),
+        ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
+        ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
+        ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
+        ("nfkc", "Ａ，e\u0301 cat", ": 4 characters ("),
+        ("vanishes", "the cat sat", ""),
+        ("raises", "the cat sat", ""),
+        ("raises", "the dog", "cannot encode 'the dog' (Exception: WordLevel error: Missing [UNK]"),
+        ("vanishes", "河" * 49, ": 1 character (河)"),
+        ("bytes", "\tThe  河\r\n\u3000e\u0301 <|im_end|>", ""),
+    ],
+)
 def test_what_a_tokenizer_loses_of_a_text_is_told(kind, text, lost):
     """By hand: characters that the vocabulary lacks vanish or are unknown, most of them is an error; other losses are named."""
     encoder = DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=KINDS[kind]()))

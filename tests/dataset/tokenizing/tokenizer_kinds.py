@@ -41,9 +41,12 @@ def own() -> Tokenizer:
 def with_added_tokens() -> Tokenizer:
     backend = byte_level(LLAMA_BPE)
     tokens = [
-        AddedToken("<x>", lstrip=True), AddedToken("at", rstrip=True, normalized=False),
-        AddedToken("cat", single_word=True), AddedToken("a b", normalized=True), AddedToken("。我", normalized=False),
-    ]  # fmt: skip
+        AddedToken("<x>", lstrip=True),
+        AddedToken("at", rstrip=True, normalized=False),
+        AddedToken("cat", single_word=True),
+        AddedToken("a b", normalized=True),
+        AddedToken("。我", normalized=False),
+    ]
     backend.add_tokens(tokens)
     return backend
 
@@ -75,11 +78,17 @@ def llama2() -> Tokenizer:
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
-    "own": own, "gpt2": lambda: byte_level(None), "llama3": lambda: byte_level(LLAMA_BPE),
-    "qwen": lambda: byte_level(QWEN2, normalizers.NFC()), "gpt-4o": lambda: byte_level(GPT4O),
-    "added tokens": with_added_tokens, "deepseek": deepseek, "bert": bert,
-    "numbers alone": lambda: byte_level(DEEPSEEK[0]), "llama2": llama2,
-}  # fmt: skip
+    "own": own,
+    "gpt2": lambda: byte_level(None),
+    "llama3": lambda: byte_level(LLAMA_BPE),
+    "qwen": lambda: byte_level(QWEN2, normalizers.NFC()),
+    "gpt-4o": lambda: byte_level(GPT4O),
+    "added tokens": with_added_tokens,
+    "deepseek": deepseek,
+    "bert": bert,
+    "numbers alone": lambda: byte_level(DEEPSEEK[0]),
+    "llama2": llama2,
+}
 
 
 def tokenizer_of(backend: Tokenizer) -> PreTrainedTokenizerFast:

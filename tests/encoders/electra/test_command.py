@@ -162,11 +162,12 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     other = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)[0]
     vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
     for changes, words in (
-        ({"mask_share": 0.2}, "mask_share"), ({"dropout": 0.2}, "another architecture .*hidden_dropout_prob"),
+        ({"mask_share": 0.2}, "mask_share"),
+        ({"dropout": 0.2}, "another architecture .*hidden_dropout_prob"),
         ({"position_init": "sinusoidal"}, "another architecture .*position_init"),
         ({"data_path": other}, r"another data \(--data_path, .*--deduplicate\): .*; use the same one, or start"),
         ({"vocab_path": vocabulary}, r"another tokenizer \(--vocab_path\): "),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=words):
             train(**{**data, "out_dir": tmp_path, "max_steps": 9, "from_resume": 1, **changes})
 
@@ -267,12 +268,15 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path, capsys)
         train(**data, out_dir=tmp_path, max_steps=2, from_resume=1, **changed)
 
 
-@pytest.mark.parametrize("generator, wanted", [
-    ("[1, 2]", "expected a JSON object of an ElectraConfig's fields"),
-    ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
-    ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, expected 24"),
-    ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "generator, wanted",
+    [
+        ("[1, 2]", "expected a JSON object of an ElectraConfig's fields"),
+        ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
+        ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, expected 24"),
+        ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
+    ],
+)
 def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
     with pytest.raises(UserError, match=wanted) as error:
         train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
@@ -304,14 +308,18 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
         assert rate == pytest.approx(factor * (1 - update / steps))
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"vocab_path": "none.txt"}, "none.txt: No such file"),
-    ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
-    ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
-    ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"), ({"save_percents": "0,50"}, "--save_percents: 0,50"),
-    ({"generator_config": "a", "discriminator_config": "b"}, "_config decides the networks: drop --num_hidden_lay"),
-    ({"generator_config": "a.json"}, "--generator_config: give both"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"vocab_path": "none.txt"}, "none.txt: No such file"),
+        ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
+        ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
+        ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),
+        ({"save_percents": "0,50"}, "--save_percents: 0,50"),
+        ({"generator_config": "a", "discriminator_config": "b"}, "_config decides the networks: drop --num_hidden_lay"),
+        ({"generator_config": "a.json"}, "--generator_config: give both"),
+    ],
+)
 def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert words in complaint(capsys, train_electra.main, flags(**{**data, "out_dir": tmp_path, **changes}))

@@ -12,9 +12,11 @@ from tests.encoders.glue.test_examples import WORDS
 from trainer import train_glue
 
 HEADERS = {
-    "CoLA": "source\tlabel\tstar\tsentence", "RTE": "index\tsentence1\tsentence2\tlabel",
-    "STS-B": "index\tsentence1\tsentence2\tscore", "MNLI": "index\tsentence1\tsentence2\tgold_label",
-}  # fmt: skip
+    "CoLA": "source\tlabel\tstar\tsentence",
+    "RTE": "index\tsentence1\tsentence2\tlabel",
+    "STS-B": "index\tsentence1\tsentence2\tscore",
+    "MNLI": "index\tsentence1\tsentence2\tgold_label",
+}
 
 
 def write_task(top, folder, sizes, seed=0):

@@ -95,25 +95,28 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
     assert features_of(tmp_path / "b.jsonl", SCORE._replace(labels=("false", "true"))).labels.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(("task", "name", "content", "reason"), [
-    ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
-    ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
-    ("sst2", "dev.tsv", "sentence\tlabel\tlabel\na\t0\t1\n", ":1: two columns 'label'"),
-    ("stsb", "dev.tsv", "sentence1\tsentence2\tscore\na\tb\tmuch\n", ":2: label 'much' is not a number from 0"),
-    ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":2: 'sentence' is not there"),
-    ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
-    ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
-    ("sst2", "nowhere.tsv", None, "No such file"),
-    (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": 1}', ":1: expected an object with the texts title, body"),
-    *((OWN, "a.jsonl", f'{{"title": "a", "body": "b", "stars": {x}}}', ", label ") for x in ('""', "null", "NaN")),
-    (OWN, "a.csv", "title,body,stars", "expected a .tsv with a header or a .jsonl"),
-    (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),
-    (OWN, "a.jsonl", "[" * 100_000, ":1: expected an object with the texts"),
-    (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
-    (OWN, "a.tsv", f"title\tbody\tstars\n{LONG * 17}", ":2: a line of more than 16 MB"),
-    # 1e39 is infinite in float32, and so is 1e20's square in the loss.
-    *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "name", "content", "reason"),
+    [
+        ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
+        ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
+        ("sst2", "dev.tsv", "sentence\tlabel\tlabel\na\t0\t1\n", ":1: two columns 'label'"),
+        ("stsb", "dev.tsv", "sentence1\tsentence2\tscore\na\tb\tmuch\n", ":2: label 'much' is not a number from 0"),
+        ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":2: 'sentence' is not there"),
+        ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
+        ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
+        ("sst2", "nowhere.tsv", None, "No such file"),
+        (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": 1}', ":1: expected an object with the texts title, body"),
+        *((OWN, "a.jsonl", f'{{"title": "a", "body": "b", "stars": {x}}}', ", label ") for x in ('""', "null", "NaN")),
+        (OWN, "a.csv", "title,body,stars", "expected a .tsv with a header or a .jsonl"),
+        (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),
+        (OWN, "a.jsonl", "[" * 100_000, ":1: expected an object with the texts"),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG * 17}", ":2: a line of more than 16 MB"),
+        # 1e39 is infinite in float32, and so is 1e20's square in the loss.
+        *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
+    ],
+)
 def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path, task, name, content, reason):
     path = tmp_path / name
     if content is not None:

@@ -39,10 +39,12 @@ SPECIALS = {
     "camembert": ("<s>", "<pad>", "</s>", "<unk>"),
 }
 UNIGRAM = {
-    "albert": transformers.AlbertTokenizer, "deberta-v2": transformers.DebertaV2Tokenizer,
-    "xlnet": transformers.XLNetTokenizer, "xlm-roberta": transformers.XLMRobertaTokenizer,
+    "albert": transformers.AlbertTokenizer,
+    "deberta-v2": transformers.DebertaV2Tokenizer,
+    "xlnet": transformers.XLNetTokenizer,
+    "xlm-roberta": transformers.XLMRobertaTokenizer,
     "camembert": transformers.CamembertTokenizer,
-}  # fmt: skip
+}
 # Parameters of a layer, and those that lie below all layers; all others are the head's.
 LAYERS = r"\.layers?\.(\d+)\.|layer_groups\.(\d+)\.|\.(?:attentions|layer_norm1|ffns|layer_norm2)\.(\d+)\."
 BELOW = r"embedding|encoder\.LayerNorm|relative_attention_bias|layer_norm_emb|mask_emb"

@@ -11,18 +11,22 @@ from tests.helpers import ROOT, tiny_model
 
 # What a browser or a template could take for something else than text
 HOSTILE = (
-    "<script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",
+    "<script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
     "<iframe srcdoc=\"<script>parent.document.title='owned'</script>\"></iframe>",
-    "<a href=\"javascript:document.title='owned'\">x</a>", '"><script>alert(1)</script>',
-    "</pre></span></div></body></html><h1>gone</h1>", "</script><script>alert(1)</script>",
-    "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#60;b&#62;", "{{ 7 * 7 }} {% raise %} ${7 * 7} `${alert(1)}`",
+    "<a href=\"javascript:document.title='owned'\">x</a>",
+    '"><script>alert(1)</script>',
+    "</pre></span></div></body></html><h1>gone</h1>",
+    "</script><script>alert(1)</script>",
+    "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#60;b&#62;",
+    "{{ 7 * 7 }} {% raise %} ${7 * 7} `${alert(1)}`",
     "<base href='http://example.invalid/'><link rel=stylesheet href='//example.invalid/a.css'>",
     "\u202egnp.exe\u202c \u2066x\u2069",
     "\x1b[31mred\x1b[0m \x07 \x08 \x9b2J",
     "\x00\ufeff\ufffe\u2028\u2029",
     '\\"}\n{"reason": "end"}\n',
     "<x" + " a" * 500 + ">" + "Z\u0351\u036b" * 50,
-)  # fmt: skip
+)
 
 
 def played_model(name="tiny", folder=ROOT / "model", **fields):

@@ -245,8 +245,12 @@ def test_repeated_text_has_more_weight_decay():
     assert laws.muon_weight_decay(0.05, 644, 10) == laws.muon_weight_decay(1.0, 644, 10) == laws.WEIGHT_DECAY
     # Passes, updates and parameters for each token, and the decay that was best.
     decays = {
-        (2.7, 644, 1.3): 0.2, (5.5, 1292, 1.3): 0.3, (5.6, 644, 2.6): 1.0, (4.0, 725, 10): 0.5, (8.0, 1054, 10): 1.0,
-    }  # fmt: skip
+        (2.7, 644, 1.3): 0.2,
+        (5.5, 1292, 1.3): 0.3,
+        (5.6, 644, 2.6): 1.0,
+        (4.0, 725, 10): 0.5,
+        (8.0, 1054, 10): 1.0,
+    }
     for run, best in decays.items():
         assert best / 2 <= laws.muon_weight_decay(*run) <= best * 2
     assert laws.WEIGHT_DECAY < laws.muon_weight_decay(1.5, 1292, 1) < laws.muon_weight_decay(2.0, 1292, 1)
@@ -260,23 +264,26 @@ ALL_OF_THEM = {"different": 3.53e7, "difficulty": 1.0}
 WIKI = {"different": 2.51e7, "difficulty": 1.0}
 
 
-@pytest.mark.parametrize(("parameters", "layers", "width", "tokens", "of_text", "loss", "error"), [
-    (0.84e6, 2, 96, 4.0e6, FIVE_CORPORA, 4.551, 0.01),
-    # with the rates of today, which the others did not have yet: an hour of one core, and six
-    (2.48e6, 5, 160, 32.8e6, ALL_OF_THEM, 3.530, 0.005),
-    (7.28e6, 8, 256, 69.1e6, ALL_OF_THEM, 3.177, 0.005),
-    # en_wiki; its difficulty is the measured one of 2.0 M tokens
-    (1.61e6, 2, 160, 12.7e6, {"different": 1.27e7, "difficulty": 0.858}, 3.434, 0.02),
-    # rows of 1,024 and of 2,048
-    (1.21e6, 2, 128, 2.0e6, {**ALL_OF_THEM, "context": 801}, 4.551, 0.02),
-    (7.28e6, 8, 256, 56.8e6, {**ALL_OF_THEM, "context": 1316}, 3.096, 0.005),
-    # without heads that copy
-    (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
-    # What three layers are known by
-    (1.41e6, 3, 0, 17.6e6, WIKI, 4.286, 0.05),
-    # a megabyte of novels, read eight times
-    (2.60e6, 2, 224, 2.3e6, {"different": 0.29e6, "difficulty": 0.841}, 4.066, 0.01),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parameters", "layers", "width", "tokens", "of_text", "loss", "error"),
+    [
+        (0.84e6, 2, 96, 4.0e6, FIVE_CORPORA, 4.551, 0.01),
+        # with the rates of today, which the others did not have yet: an hour of one core, and six
+        (2.48e6, 5, 160, 32.8e6, ALL_OF_THEM, 3.530, 0.005),
+        (7.28e6, 8, 256, 69.1e6, ALL_OF_THEM, 3.177, 0.005),
+        # en_wiki; its difficulty is the measured one of 2.0 M tokens
+        (1.61e6, 2, 160, 12.7e6, {"different": 1.27e7, "difficulty": 0.858}, 3.434, 0.02),
+        # rows of 1,024 and of 2,048
+        (1.21e6, 2, 128, 2.0e6, {**ALL_OF_THEM, "context": 801}, 4.551, 0.02),
+        (7.28e6, 8, 256, 56.8e6, {**ALL_OF_THEM, "context": 1316}, 3.096, 0.005),
+        # without heads that copy
+        (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
+        # What three layers are known by
+        (1.41e6, 3, 0, 17.6e6, WIKI, 4.286, 0.05),
+        # a megabyte of novels, read eight times
+        (2.60e6, 2, 224, 2.3e6, {"different": 0.29e6, "difficulty": 0.841}, 4.066, 0.01),
+    ],
+)
 def test_the_law_meets_the_runs_that_were_measured(
     monkeypatch, parameters, layers, width, tokens, of_text, loss, error
 ):

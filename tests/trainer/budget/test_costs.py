@@ -60,11 +60,16 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     assert none.evaluations(plan.config, plan.batching, plan.seconds) == 0
 
 
-@pytest.mark.parametrize(("words", "generation", "scheme"), [
-    ((), "minimind2", "induction"), ((), "minimind3", "zero_out"),
-    # Other rates were not measured with it.
-    (("--learning_rate", "1e-3"), "minimind2", "zero_out"), (("--init_scheme", "default"), "minimind2", "default"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "generation", "scheme"),
+    [
+        ((), "minimind2", "induction"),
+        ((), "minimind3", "zero_out"),
+        # Other rates were not measured with it.
+        (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
+        (("--init_scheme", "default"), "minimind2", "default"),
+    ],
+)
 def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     assert costs_of(*words).init_scheme(ModelConfig(generation=generation, **shape)) == scheme
@@ -131,14 +136,19 @@ def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
     assert best(SIZES, planned).updates > 0
 
 
-@pytest.mark.parametrize(("longest", "words", "rows"), [
-    (4000, ["--budget_flops", "3e15"], 1024), (300, ["--budget_flops", "3e15"], 512),
-    # Little is learned in few tokens.
-    (4000, ["--budget_flops", "3e12"], 512), (4000, ["--budget_flops", "3e15", "--max_seq_len", "256"], 256),
-    (4000, ["--budget_flops", "3e15", "--pack", "0"], 512),
-    # Plain code computes the scores of all pairs of a row.
-    (4000, ["--budget", "2h", "--use_compile", "0"], 512),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("longest", "words", "rows"),
+    [
+        (4000, ["--budget_flops", "3e15"], 1024),
+        (300, ["--budget_flops", "3e15"], 512),
+        # Little is learned in few tokens.
+        (4000, ["--budget_flops", "3e12"], 512),
+        (4000, ["--budget_flops", "3e15", "--max_seq_len", "256"], 256),
+        (4000, ["--budget_flops", "3e15", "--pack", "0"], 512),
+        # Plain code computes the scores of all pairs of a row.
+        (4000, ["--budget", "2h", "--use_compile", "0"], 512),
+    ],
+)
 def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     """Where a plan may choose them, and expects 1 % less loss: docs/experiments.md, "Longer rows"."""
 

@@ -32,10 +32,16 @@ def error_of(plan=None, data=None, **said):
     return loss_error(plan, costs, chosen)
 
 
-@pytest.mark.parametrize(("error", "changes"), [
-    (laws.LOSS_ERROR, {}), (laws.LOSS_ERROR, {"optimizer": "adamw"}), (None, {"from_weight": "pretrain"}),
-    (None, {"use_moe": True}), (None, {"data": {"difficulty": 0.3}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [
+        (laws.LOSS_ERROR, {}),
+        (laws.LOSS_ERROR, {"optimizer": "adamw"}),
+        (None, {"from_weight": "pretrain"}),
+        (None, {"use_moe": True}),
+        (None, {"data": {"difficulty": 0.3}}),
+    ],
+)
 def test_a_loss_is_expected_where_there_is_a_law(error, changes):
     assert error_of(**changes) == error
 

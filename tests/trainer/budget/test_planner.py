@@ -99,15 +99,18 @@ def test_what_the_user_says_is_kept(text, tmp_path):
     assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (laws.MUON_RATE, 1e-3, 0.0)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"budget": "1m", "lr_schedule": "cosine"}, "--lr_schedule cosine"),
-    ({"budget_tokens": 3000, "from_weight": "pretrain"}, "add --learning_rate"),
-    ({"budget_tokens": 3000, "epochs": 2}, "--epochs and a budget"),
-    ({"budget_tokens": 3000, "max_updates": 2}, "--max_updates and a budget"),
-    ({"budget_tokens": 3000, "max_seq_len": 100000}, "--max_seq_len 100000 is beyond the position table"),
-    ({"budget_tokens": 10}, "this budget is too small"),
-    ({"budget": "20s", "hidden_size": 1_000_000}, "billion parameters need .* choose a smaller model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"budget": "1m", "lr_schedule": "cosine"}, "--lr_schedule cosine"),
+        ({"budget_tokens": 3000, "from_weight": "pretrain"}, "add --learning_rate"),
+        ({"budget_tokens": 3000, "epochs": 2}, "--epochs and a budget"),
+        ({"budget_tokens": 3000, "max_updates": 2}, "--max_updates and a budget"),
+        ({"budget_tokens": 3000, "max_seq_len": 100000}, "--max_seq_len 100000 is beyond the position table"),
+        ({"budget_tokens": 10}, "this budget is too small"),
+        ({"budget": "20s", "hidden_size": 1_000_000}, "billion parameters need .* choose a smaller model"),
+    ],
+)
 def test_what_a_budget_cannot_keep_to_is_one_line(text, tmp_path, changes, said):
     with pytest.raises(UserError, match=said) as caught:
         planned(tmp_path, text, **{"budget_tokens": None, **changes})
@@ -249,11 +252,15 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     assert run.progress.update == run.job.length.clock.end
 
 
-@pytest.mark.parametrize(("words", "failure"), [
-    ("--budget 5m --hidden_size 128", None), ("--budget 10m", None),
-    # The run says so, and trains the plain code.
-    ("--budget 10m --hidden_size 128", "it does not work here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "failure"),
+    [
+        ("--budget 5m --hidden_size 128", None),
+        ("--budget 10m", None),
+        # The run says so, and trains the plain code.
+        ("--budget 10m --hidden_size 128", "it does not work here"),
+    ],
+)
 def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch, capfd, words, failure):
     """Although by its true speed, three times what the estimate says, other micro-batches would suit better."""
     timed = []

@@ -110,19 +110,22 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
     # Each its own: torch._dynamo, which may be imported within, wants no two names of one function.
     counted = ("reset_peak_memory_stats", "set_rng_state", "manual_seed_all", "synchronize")
     answers = {
-        "is_available": lambda: True, "device_count": lambda: gpus,
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
         "current_device": lambda: chosen[-1] if chosen else 0,
         "set_device": lambda device: set_device(device, chosen),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
-        "max_memory_allocated": lambda device=None: 1 << 20, "memory_allocated": lambda device=None: 1 << 20,
+        "max_memory_allocated": lambda device=None: 1 << 20,
+        "memory_allocated": lambda device=None: 1 << 20,
         "memory_reserved": lambda device=None: 2 << 20,
         "mem_get_info": lambda device=None: (20 << 30, properties.total_memory),
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        **{name: mock.Mock() for name in counted}, "Event": Event,
-    }  # fmt: skip
+        **{name: mock.Mock() for name in counted},
+        "Event": Event,
+    }
     precision = torch.get_float32_matmul_precision()
     with contextlib.ExitStack() as patches:
         for name, answer in answers.items():

@@ -30,10 +30,12 @@ def simulated_mps() -> Iterator[OnTheCpu]:
     """Gives the mode, whose `asked` counts what went to the GPU."""
     state = torch.zeros(16, dtype=torch.uint8)
     answers: dict[tuple[Any, str], Any] = {
-        (torch.backends.mps, "is_available"): lambda: True, (torch.cuda, "is_available"): lambda: False,
-        (torch.mps, "synchronize"): lambda: None, (torch.mps, "get_rng_state"): lambda: state,
+        (torch.backends.mps, "is_available"): lambda: True,
+        (torch.cuda, "is_available"): lambda: False,
+        (torch.mps, "synchronize"): lambda: None,
+        (torch.mps, "get_rng_state"): lambda: state,
         (torch.mps, "set_rng_state"): lambda state: None,
-    }  # fmt: skip
+    }
     with contextlib.ExitStack() as patches:
         for (module, name), answer in answers.items():
             patches.enter_context(mock.patch.object(module, name, answer))

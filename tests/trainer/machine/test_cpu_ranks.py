@@ -21,18 +21,25 @@ GB = 1 << 30
 M26 = 26_000_000
 
 
-@pytest.mark.parametrize("threads, rows, positions, memory_gb, chosen", [
-    # Two cores: one row cannot be divided, eight can.
-    (2, 1, 512, 24, 1), (2, 8, 512, 24, 2),
-    # Each process keeps 1,024 positions: 8 x 512 make 4 of them, 8 x 128 none.
-    (4, 8, 512, 24, 4), (2, 8, 128, 24, 1),
-    # No core is left idle: three threads and 32 rows have no divisor in common, six have 2.
-    (3, 32, 512, 24, 1), (6, 32, 512, 24, 2),
-    # Many cores: eight processes at most, of several threads.
-    (128, 32, 512, 512, 8),
-    # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
-    (2, 32, 512, 4, 1), (2, 32, 512, 6, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "threads, rows, positions, memory_gb, chosen",
+    [
+        # Two cores: one row cannot be divided, eight can.
+        (2, 1, 512, 24, 1),
+        (2, 8, 512, 24, 2),
+        # Each process keeps 1,024 positions: 8 x 512 make 4 of them, 8 x 128 none.
+        (4, 8, 512, 24, 4),
+        (2, 8, 128, 24, 1),
+        # No core is left idle: three threads and 32 rows have no divisor in common, six have 2.
+        (3, 32, 512, 24, 1),
+        (6, 32, 512, 24, 2),
+        # Many cores: eight processes at most, of several threads.
+        (128, 32, 512, 512, 8),
+        # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
+        (2, 32, 512, 4, 1),
+        (2, 32, 512, 6, 2),
+    ],
+)
 def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
     assert suitable_number(threads, ShareableBatch(rows, positions, M26), memory_gb * GB) == chosen
 

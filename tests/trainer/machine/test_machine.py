@@ -135,12 +135,15 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
 SECOND_OF_TWO = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
-@pytest.mark.parametrize("changes, machine, said", [
-    ({"LOCAL_RANK": None}, contextlib.nullcontext, r"RANK=1, LOCAL_RANK=\(not set\), WORLD_SIZE=2"),
-    ({"RANK": "x"}, contextlib.nullcontext, "RANK=x, "),
-    ({}, simulated_cuda, "more processes than this machine has GPUs"),
-    ({}, simulated_mps, "data parallel does not work on mps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, machine, said",
+    [
+        ({"LOCAL_RANK": None}, contextlib.nullcontext, r"RANK=1, LOCAL_RANK=\(not set\), WORLD_SIZE=2"),
+        ({"RANK": "x"}, contextlib.nullcontext, "RANK=x, "),
+        ({}, simulated_cuda, "more processes than this machine has GPUs"),
+        ({}, simulated_mps, "data parallel does not work on mps"),
+    ],
+)
 def test_a_launch_that_does_not_fit_is_one_line(changes, machine, said, monkeypatch):
     for name, value in {**SECOND_OF_TWO, **changes}.items():
         if value is not None:

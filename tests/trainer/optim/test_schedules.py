@@ -39,12 +39,17 @@ def wsd():
     return rates
 
 
-@pytest.mark.parametrize("schedule, expected", [
-    ("cosine", lambda: cosine(0.1)),
-    # The public trainer adds a tenth to a cosine from 1 to 0, so it begins above 1.
-    ("minimind", lambda: [0.1 + rate for rate in cosine(0.0)]), ("linear", linear),
-    ("constant", lambda: [1.0] * (N_UPDATES + 1)), ("wsd", wsd),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        ("cosine", lambda: cosine(0.1)),
+        # The public trainer adds a tenth to a cosine from 1 to 0, so it begins above 1.
+        ("minimind", lambda: [0.1 + rate for rate in cosine(0.0)]),
+        ("linear", linear),
+        ("constant", lambda: [1.0] * (N_UPDATES + 1)),
+        ("wsd", wsd),
+    ],
+)
 def test_schedules_of_pretraining(schedule, expected):
     found = [SCHEDULES[schedule](update / N_UPDATES) for update in range(N_UPDATES + 1)]
     assert found == pytest.approx(expected(), abs=1e-9)

@@ -22,10 +22,17 @@ MANY_ROWS = 100_000
 USUAL_ROWS = PretrainSettings().batch_size
 
 
-@pytest.mark.parametrize(("rows", "compiled", "recomputes", "measured"), [
-    (32, True, False, 4.4e9), (8, True, False, 1.9e9), (32, True, True, 2.1e9), (8, True, True, 1.2e9),
-    (32, False, False, 6.7e9), (8, False, False, 2.4e9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "compiled", "recomputes", "measured"),
+    [
+        (32, True, False, 4.4e9),
+        (8, True, False, 1.9e9),
+        (32, True, True, 2.1e9),
+        (8, True, True, 1.2e9),
+        (32, False, False, 6.7e9),
+        (8, False, False, 2.4e9),
+    ],
+)
 def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, measured):
     """26 M parameters on a CPU: the table of docs/performance.md."""
     settings = PretrainSettings(gradient_checkpointing=recomputes)
@@ -33,17 +40,21 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
     assert needed == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize(("argv", "rows_of_epoch", "fit", "tried", "wanted"), [
-    ((), MANY_ROWS, 256, [256], (256, 1)), ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
-    # 224 rows an update: odd numbers of rows divide them.
-    (("--accumulation_steps", "7"), MANY_ROWS, 100, [224, 112, 56], (56, 4)),
-    # 100 micro-batches of 32 are 25 of 128, but no number of 256.
-    (("--warmup_iters", "100"), MANY_ROWS, 100, [128, 64], (64, 4)),
-    # An epoch of 100 rows never fills more.
-    ((), 100, 256, [64], (64, 4)),
-    # Where nothing fits, the run itself ends with a line.
-    ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "rows_of_epoch", "fit", "tried", "wanted"),
+    [
+        ((), MANY_ROWS, 256, [256], (256, 1)),
+        ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
+        # 224 rows an update: odd numbers of rows divide them.
+        (("--accumulation_steps", "7"), MANY_ROWS, 100, [224, 112, 56], (56, 4)),
+        # 100 micro-batches of 32 are 25 of 128, but no number of 256.
+        (("--warmup_iters", "100"), MANY_ROWS, 100, [128, 64], (64, 4)),
+        # An epoch of 100 rows never fills more.
+        ((), 100, 256, [64], (64, 4)),
+        # Where nothing fits, the run itself ends with a line.
+        ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
+    ],
+)
 def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, argv, rows_of_epoch, fit, tried, wanted):
     trials = []
     # Batches are their numbers of rows.

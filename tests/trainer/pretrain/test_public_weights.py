@@ -125,16 +125,19 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     assert not (tmp_path / "pretrain_32.settings.yaml").exists()
 
 
-@pytest.mark.parametrize("spoil, message", [
-    (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
-    (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
-    (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
-    (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
-    (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
-    (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
-    (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
-    (lambda folder: change_config(folder, max_position_embeddings=16), "beyond the position table of 16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
+        (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
+        (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
+        (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
+        (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
+        (lambda folder: change_config(folder, max_position_embeddings=16), "beyond the position table of 16"),
+    ],
+)
 def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, message):
     spoil(copied)
     with pytest.raises((UserError, DataError), match=message):

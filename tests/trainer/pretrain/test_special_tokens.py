@@ -60,11 +60,12 @@ def test_spelt_tokens_are_told_where_nobody_chose_to_read_them_as_text(marked, t
     data, *_ = marked
     few = write_texts(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38)
     for folder, changes, is_told in (
-        ("not asked", {"data_path": data}, True), ("chosen", {"data_path": data, "parse_special_tokens": 0}, False),
+        ("not asked", {"data_path": data}, True),
+        ("chosen", {"data_path": data, "parse_special_tokens": 0}, False),
         ("few", {"data_path": few}, False),
         # A weight that was read without them cannot be given the flag.
         ("by a weight", {"data_path": data, "from_weight": tmp_path / "few" / "pretrain_16.pth"}, True),
-    ):  # fmt: skip
+    ):
         train(out_dir=tmp_path / folder, **changes)
         told = "40 of the first 40 documents spell <|im_start|>" in capsys.readouterr().out
         assert told == is_told, folder

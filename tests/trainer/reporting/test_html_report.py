@@ -136,10 +136,18 @@ def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     assert "hidden_size" in page_of(path)
 
 
-@pytest.mark.parametrize("content", [
-    None, b"", b"\xff\xfe\n", b'{"tokens": 1, "text": "t", "prompt": ""}\n', b'{"tokens": "abc", "loss": 1}\n',
-    b'{"tokens": [1, 2, 3], "id": 4}\n', b'{"tokens": 1%s, "loss": 1}\n' % (b"0" * 400),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"\xff\xfe\n",
+        b'{"tokens": 1, "text": "t", "prompt": ""}\n',
+        b'{"tokens": "abc", "loss": 1}\n',
+        b'{"tokens": [1, 2, 3], "id": 4}\n',
+        b'{"tokens": 1%s, "loss": 1}\n' % (b"0" * 400),
+    ],
+)
 def test_what_is_no_metrics_file_is_named(tmp_path, content):
     path = tmp_path / "x.metrics.jsonl"
     if content is not None:

@@ -10,8 +10,12 @@ from trainer import train_pretrain
 
 # A rate at which the validation loss falls and rises again
 RISES = {
-    "val_fraction": 0.4, "eval_interval": 10, "save_interval": 10, "learning_rate": 0.05, "lr_schedule": "constant",
-}  # fmt: skip
+    "val_fraction": 0.4,
+    "eval_interval": 10,
+    "save_interval": 10,
+    "learning_rate": 0.05,
+    "lr_schedule": "constant",
+}
 
 
 @pytest.fixture

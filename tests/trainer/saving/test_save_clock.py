@@ -73,11 +73,14 @@ def test_what_is_not_given_follows_from_what_is(kind, usual):
     """(interval, seconds) on a CPU and on a GPU."""
     automatic = 60 * GPU_MINUTES
     expected = {
-        "": [(usual, 0), (0, automatic)], "--save_minutes auto": [(usual, 0), (0, automatic)],
-        "--save_interval 7": [(7, 0), (7, 0)], f"--save_interval {usual}": [(usual, 0), (usual, 0)],
-        "--save_minutes 3": [(0, 180), (0, 180)], "--save_minutes 0": [(usual, 0), (usual, 0)],
+        "": [(usual, 0), (0, automatic)],
+        "--save_minutes auto": [(usual, 0), (0, automatic)],
+        "--save_interval 7": [(7, 0), (7, 0)],
+        f"--save_interval {usual}": [(usual, 0), (usual, 0)],
+        "--save_minutes 3": [(0, 180), (0, 180)],
+        "--save_minutes 0": [(usual, 0), (usual, 0)],
         "--save_minutes 0.5 --save_interval 7": [(7, 30), (7, 30)],
-    }  # fmt: skip
+    }
     required = ["--task", "cola", "--data_dir", "glue"] if kind is GlueSettings else []
     for given, times in expected.items():
         settings = kind.parse([*required, *given.split()])
