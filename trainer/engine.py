@@ -274,16 +274,21 @@ class Engine:
         signal = torch.where(stops > 0, self._stop_numbers, 0.0).max()
         self.outcome.copy_(torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow)))
 
+    def weights_and_moments(self) -> dict[str, torch.Tensor]:
+        """{name: this rank's part}: weights first, then moments, once an update has made them."""
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        tensors = {names[parameter]: own_part(parameter.detach()) for parameter in self.parameters}
+        for optimizer in self.optimizers:
+            for parameter, moments in optimizer.state.items():
+                for name, moment in moments.items():
+                    if isinstance(moment, torch.Tensor):
+                        tensors[f"{name} of {names[parameter]}"] = own_part(moment)
+        return tensors
+
     def _changed_by_an_update(self) -> list[torch.Tensor]:
         """All tensors that micro-batches and the end of an update change; their addresses are fixed after a first update."""
-        tensors = [self.sums, self.bad_losses, self.outcome]
-        for parameter in self.parameters:
-            assert parameter.grad is not None
-            tensors += [parameter.detach(), parameter.grad]
-        for optimizer in self.optimizers:
-            for moments in optimizer.state.values():
-                tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
-        return tensors
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return [self.sums, self.bad_losses, self.outcome, *gradients, *self.weights_and_moments().values()]
 
     # ------------------------------------------------------------------------------------------ outcomes of updates
 

@@ -12,7 +12,8 @@ reporting/lines.py, and the content of a checkpoint in saving/saver.py.
 import contextlib
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.run_folder import check_space
 from trainer.saving.saver import Saver, SaveTimer
+from trainer.verify import Verifier
 
 # Maximum wait of a save for the digest check; a stop signal waits for the save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -61,6 +63,7 @@ class Trainer:
         self.batching = job.batching
         self.reporter = Reporter(self.ranks.is_main, run_context.caller.on_log if run_context.caller else None)
         self.saver = Saver(job, self.reporter)
+        self.verifier = Verifier(self.engine, self.settings.verify_every)
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
         self.updates_here = 0
@@ -251,25 +254,24 @@ class Trainer:
                 targets=totals.targets,
             )
             rate = self.job.learning_rate(update, progress)
-            for micro_batch, batch in enumerate(batches):
-                is_last = micro_batch == len(batches) - 1
-                if batch is not None:
-                    self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
-                elif self.engine.is_sharded:
-                    # This rank has no rows in the last micro-batches of an epoch, but a sharded model needs all ranks: it computes the
-                    # first row of the update, which does not count.
-                    filler = to_device(self.job.assembler[plan.recipe(range(first_row, first_row + 1))], self.device)
-                    self.engine.micro_batch(filler, totals, last=is_last, counts=False)
+            self.verifier.check_at_rest()
+            last = len(batches) - 1
+            compute = [partial(self.compute, batch, update, totals, n == last) for n, batch in enumerate(batches)]
+            # The requests are made once, even if the update is computed again.
+            end_update = partial(self.end_update, rate, cache(self.requests))
+            is_verified = self.verifier.is_due(update.number)
+            log_sums = self.verifier.compute(update.number, compute, end_update) if is_verified else []
+            for micro_batch, compute_batch in enumerate(compute):
+                if is_verified:
+                    self.engine.sums += log_sums[micro_batch]
+                else:
+                    compute_batch()
                 progress.step += 1
-                if not is_last:
+                if micro_batch < last:
                     self.log(update, first_step + micro_batch, rate)
-            # This rank's requests to all ranks, sent with the update's one message. Stop: the number of a signal received, LOADER_FAILED
-            # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
-            # may take longer than the timer's interval, and training would wait for it.
-            stop_request = self.signals.stop_request or (LOADER_FAILED if self.loader.failure else 0)
-            is_free = self.ranks.is_main and not self.saver.checkpoints.is_writing()
-            timer_is_due = is_free and self.save_timer.take_request()
-            self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
+            if not is_verified:
+                end_update()
+            self.verifier.remember()
             stop_request = self.after_update(update, rate)
             if stop_request:
                 # this rank's own signal if it received one, else that of another rank
@@ -277,6 +279,30 @@ class Trainer:
             if self.finished:
                 break
         return 0
+
+    def compute(self, batch: Any, update: Update, totals: Any, is_last: bool) -> None:
+        """Compute a micro-batch. batch: None if this rank has no rows in it, in the last ones of an epoch."""
+        if batch is not None:
+            self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
+        elif self.engine.is_sharded:
+            # A sharded model needs all ranks: this one computes the first row of the update, which does not count.
+            assert self.plan is not None
+            row = self.job.assembler[self.plan.recipe(range(update.first_row, update.first_row + 1))]
+            self.engine.micro_batch(to_device(row, self.device), totals, last=is_last, counts=False)
+
+    def end_update(self, rate: float, requests: Callable[[], tuple[int, bool]]) -> None:
+        self.engine.update(rate, *requests())
+
+    def requests(self) -> tuple[int, bool]:
+        """This rank's requests to all ranks, sent with the update's one message: (stop, save).
+
+        Stop: the number of a signal received, LOADER_FAILED if the loader failed, or 0. Save: on a signal or, on rank 0, by its
+        timer, but not while a save is being written: a disk may take longer than the timer's interval, and training would wait for it.
+        """
+        stop_request = self.signals.stop_request or (LOADER_FAILED if self.loader.failure else 0)
+        is_free = self.ranks.is_main and not self.saver.checkpoints.is_writing()
+        timer_is_due = is_free and self.save_timer.take_request()
+        return stop_request, self.signals.take_save_request() or timer_is_due
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -444,6 +470,7 @@ class Trainer:
                 progress.val_data = evaluation.data
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
+                    self.verifier.check_at_rest()
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
                 self.reporter.log(progress, values, f"Validation after update {progress.update}: {text}")
@@ -460,6 +487,7 @@ class Trainer:
         # The check has usually finished by now, except early in a run or on huge data.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+        self.verifier.check_at_rest()
         # A checkpoint includes the outcome of its last update.
         self.record_outcomes(self.engine.drain())
         self.save_timer.restart()

@@ -8,7 +8,7 @@ The engine calls `begin_micro_batch` before each micro-batch of an update, and `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -19,6 +19,8 @@ from trainer.machine.ranks import CACHE_LINE, Ranks
 
 # maximum length of the message that goes with the gradients
 MAX_MESSAGE_LENGTH = 64
+# called with gradients of this rank, before they are added to those of others; None: nobody looks
+Watch = Callable[[torch.Tensor], None] | None
 
 
 class SharedReducer:
@@ -37,6 +39,7 @@ class SharedReducer:
     """
 
     keeps_gradients = False
+    watch: Watch = None
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
         """A collective. Errors: UserError if the system gives no memory."""
@@ -66,6 +69,9 @@ class SharedReducer:
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Replace every gradient by its sum over the ranks. Returns the sum of the messages (1-d)."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.watch is not None:
+            for gradient in gradients:
+                self.watch(gradient)
         torch._foreach_copy_(self.own_gradients, gradients)
         self.own_message[: len(message)] = message
         self.memory.wait(self.ranks.rank)
@@ -95,6 +101,7 @@ class DistributedReducer:
 
     # Gradients are views of the buckets. They are zeroed: with None the next micro-batch would allocate new ones.
     keeps_gradients = True
+    watch: Watch = None
 
     def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
         buckets: list[list[nn.Parameter]] = [[]]
@@ -127,7 +134,10 @@ class DistributedReducer:
                 self._send()
 
     def _send(self) -> None:
-        work = dist.all_reduce(self.sums[len(self._sent)], async_op=True)
+        bucket = self.sums[len(self._sent)]
+        if self.watch is not None:
+            self.watch(bucket)
+        work = dist.all_reduce(bucket, async_op=True)
         assert work is not None
         self._sent.append(work)
 

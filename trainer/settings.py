@@ -54,6 +54,12 @@ class MachineSettings(Settings):
         choices=(NONE, FULL),
         help="full: the ranks share weights, gradients and optimiser states; none: each has its own",
     )
+    verify_every: int = setting(
+        0,
+        check=not_negative(int),
+        help="find faults of the hardware: compute every N-th update twice, and watch weights between updates (on a GPU "
+        "with --deterministic 1); 0: off (a --budget of an hour or more, on a CPU: 100)",
+    )
     local_rank: int | None = setting(None, check=int, help="no effect: LOCAL_RANK counts", aliases=("--local-rank",))
 
     def fill_in(self) -> None:
@@ -173,6 +179,7 @@ class RunSettings(Protocol):
     rows_per_update: int
     max_bad_updates: int
     num_workers: int
+    verify_every: int
     log_interval: int
     save_interval: int
     save_minutes: str

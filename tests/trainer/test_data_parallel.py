@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, new_port, process_group, records, run_ranks, tiny_model, train, write_corpus
 from tests.trainer.test_engine import batch_of, make_engine, poisoned
+from tests.trainer.test_verify import faulty_rank
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch
 from trainer.evaluation import evaluate
@@ -42,6 +44,7 @@ def rank(folder):
         result["muon"] = shared_muon(ranks)
     new_port("clock")
     result["saves"] = saves_by_the_clock(folder)
+    result["faults"] = faulty_rank(Path(folder))
     return result
 
 
@@ -222,6 +225,14 @@ def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):
 def test_the_clock_of_rank_0_alone_says_when_all_ranks_save(both):
     ours, theirs = (result["saves"] for result in both)
     assert ours == theirs and ours[:2] == [2, 5] and len(ours) == 3  # and at the end
+
+
+def test_a_rank_with_flipped_bits_is_named_and_ends_as_the_undisturbed_one(both):
+    """--verify_every; its wrong gradients give both ranks wrong weights."""
+    for result in both:
+        assert result["faults"]["same"]
+    ours, theirs = (result["faults"] for result in both)
+    assert ours["named"] == ["1"] and "a row with a fault on rank 1" in ours["error"] and theirs["error"] == ""
 
 
 def test_evaluation_is_identical_on_one_and_two_ranks(both, folder):

@@ -2,11 +2,13 @@
 
 import gc
 from operator import methodcaller
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers import losses, new_port, process_group, records, run_ranks, train, write_corpus
+from tests.trainer.test_verify import faulty_rank
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer.sharding import clear_caches, is_sharded, own_part
 
@@ -83,6 +85,7 @@ def two_ranks(folder):
     result = {**in_group(work), "run": whole_runs(folder, "adamw")}
     gc.collect()
     result["left"] = sum(type(thing).__name__ == "DeviceMesh" for thing in gc.get_objects())
+    result["faults"] = faulty_rank(Path(folder), shard="full", use_moe=1)
     return result
 
 
@@ -112,6 +115,12 @@ def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
 def test_a_run_is_that_of_whole_models_and_each_rank_has_half_of_weights_and_moments(both, folder):
     assert_alike(folder, "adamw", both[0]["run"], 1e-4)
     assert all(result["run"]["own"] <= 1.02 / 2 for result in both)
+
+
+def test_a_rank_with_flipped_bits_ends_as_the_undisturbed_one(both):
+    """--verify_every; a wrong gradient may show on any rank."""
+    assert all(result["faults"]["same"] and result["faults"]["named"] for result in both)
+    assert "a row with a fault on rank" in both[0]["faults"]["error"]
 
 
 def test_nothing_of_a_sharded_run_outlives_its_process_group(both):

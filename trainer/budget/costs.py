@@ -55,6 +55,10 @@ GPU_UTILISATION = 0.35
 MUON_UTILISATION = 0.7
 # Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
 MIN_COMPILED_GAIN = 1.35
+# Budgets of so many seconds find faults of a CPU by --verify_every; one update of 100 twice is 1 % of the time. On a GPU some kernels
+# do not give the same bits twice, and its cost is not measured.
+SECONDS_TO_VERIFY = 3600.0
+VERIFY_EVERY = 100
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MAX_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
@@ -193,6 +197,9 @@ class RunCosts:
         self.max_passes = laws.max_passes(self.settings.from_weight)
         # a budget of time
         self.seconds = seconds_of(self.settings.budget) if self.settings.budget else None
+        is_long = self.seconds is not None and self.seconds >= SECONDS_TO_VERIFY
+        if is_long and self.device.type == "cpu" and "verify_every" not in self.fixed:
+            self.settings = replace(self.settings, verify_every=VERIFY_EVERY)
         self.compile_times = CompileTimes()
         # `compile_key` of the code that a measurement has compiled
         self.compiled_key = ""

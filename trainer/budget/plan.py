@@ -41,6 +41,7 @@ MODEL_AND_TRAINING = {*flags_of(ModelSettings), *flags_of(TrainingSettings)}
 # Settings that a resume takes from the first start, unless given again
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
+PLANNED |= {"verify_every"}
 # Not repeated by the command of a plan: some would plan again, and how processes share a run depends on the machine.
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "dist_timeout", "cpu_processes")
 # Counted in micro-batches of one rank
@@ -101,6 +102,8 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
     # Only if the planner has changed it: a default need not be named.
     if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
+    if costs.settings.verify_every:
+        chosen["verify_every"] = costs.settings.verify_every
     if costs.device.type != "cuda" and "save_minutes" not in costs.fixed:
         # A run on CUDA saves by minutes, see SaveTimer.
         updates_between_saves = min(plan.updates / SAVES, MAX_SECONDS_BETWEEN_SAVES / plan.update_seconds)

@@ -75,6 +75,8 @@ MAX_MICRO_ROWS = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32_BYTES = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32_BYTES
+# With --verify_every weight and moments once more and, while an update is computed twice, its first result
+VERIFY_BYTES = 6 * FP32_BYTES
 # Libraries, compiler and threads of a process on the CPU; and its heap fragmentation, as a share of the activations
 PROGRAM_BYTES = 250e6
 HEAP_SHARE = 0.15
@@ -113,6 +115,8 @@ def training_bytes(
     # One chunk of logits with its gradients
     logits = min(rows * T, chunk_rows(device.type, V)) * V * (2 * half + 2 * FP32_BYTES)
     copies = half if half < FP32_BYTES else 0
+    if settings.verify_every:
+        copies += VERIFY_BYTES
     needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
     if device.type == "cpu":
         needed += HEAP_SHARE * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)

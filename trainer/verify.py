@@ -1,0 +1,207 @@
+"""Faults of the hardware, found by --verify_every: training gives the same bits each time, so other bits are a fault.
+
+    weights and moments, at rest    must have the checksums of the last update; what has changed is taken from a copy
+    every N-th update               is computed twice from the same state; if the results differ, a third one decides
+
+A rank checks its own part. Only the computing again needs all ranks, since they exchange gradients.
+"""
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from common.errors import UserError
+from common.wording import announce, counted
+from trainer.engine import Engine
+from trainer.machine.devices import rng_state, set_rng_state
+from trainer.machine.ranks import fail_all_ranks, min_over_ranks
+
+# Tensors that a line names
+NAMED = 3
+# bytes
+WORD = 8
+ADVICE = "use another machine: there --from_resume 1 continues from the newest checkpoint"
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bit patterns as integers [n]: NaNs are equal to themselves, and -0 is not 0. Words of eight bytes are added fastest."""
+    flat = tensor.reshape(-1)
+    fits = flat.nbytes % WORD == 0 and flat.storage_offset() * flat.itemsize % WORD == 0
+    return flat.view(torch.int64 if fits else torch.uint8)
+
+
+def checksums(tensors: Collection[torch.Tensor]) -> list[int]:
+    """The sum of the bit patterns of each tensor, modulo 2 ** 64: a flipped bit changes it."""
+    return torch.stack([bits(tensor).sum() for tensor in tensors]).tolist()
+
+
+def changes(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str:
+    """What differs, as "model.norm.weight (1 bit)"; "": nothing."""
+    # A skipped first update may have made no moments.
+    both = [name for name in one if name in other]
+    differing = [name for name in both if not torch.equal(bits(one[name]), bits(other[name]))]
+    named = []
+    for name in differing[:NAMED]:
+        flipped = (bits(one[name]) ^ bits(other[name])).cpu().numpy().view(np.uint8)
+        named.append(f"{name} ({counted(int(np.bitwise_count(flipped).sum()), 'bit')})")
+    if len(differing) > NAMED:
+        named.append(f"{len(differing) - NAMED} more")
+    return ", ".join(named)
+
+
+class Result(NamedTuple):
+    """What one computation of an update gave.
+
+    log_sums: of each micro-batch, for the log. own: checksums of what this rank computed before it received from others.
+    tensors: the new weights and moments, and the outcome.
+    """
+
+    log_sums: list[torch.Tensor]
+    own: list[int]
+    tensors: dict[str, torch.Tensor]
+
+
+class Verifier:
+    """See above. It does nothing if `every`, the number of updates between two that are computed twice, is 0."""
+
+    def __init__(self, engine: Engine, every: int) -> None:
+        self.engine = engine
+        self.every = every
+        self.ranks = engine.ranks
+        # Weights and moments, a copy of each, and its checksum after the last update
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.copies: list[torch.Tensor] = []
+        self.checksums: list[int] = []
+        # Updates of this process, and after how many of them this rank last had a fault at rest
+        self.updates = 0
+        self.last_fault = -2
+        # ranks with a fault in the last update that was computed twice
+        self.faulty: set[int] = set()
+
+    def is_due(self, number: int) -> bool:
+        return self.every > 0 and number % self.every == 0
+
+    def remember(self) -> None:
+        """Call after each update."""
+        if self.every:
+            self.tensors = self.engine.weights_and_moments()
+            self.checksums = checksums(self.tensors.values())
+            self._copy()
+            self.updates += 1
+
+    def _copy(self) -> None:
+        if len(self.copies) == len(self.tensors):
+            torch._foreach_copy_(self.copies, [*self.tensors.values()])
+        else:
+            self.copies = [tensor.clone() for tensor in self.tensors.values()]
+
+    def check_at_rest(self) -> None:
+        """Put back what has changed since the last update. Call before all that reads weights or moments.
+
+        Errors: UserError if the copy has changed too, or if this happened before the last update too.
+        """
+        if self.every and not self.tensors:
+            # The first update of this process; the weights are new or from a checkpoint, whose digest was checked.
+            self.remember()
+        if not self.every or checksums(self.tensors.values()) == self.checksums:
+            return
+        what = changes(self.tensors, dict(zip(self.tensors, self.copies, strict=True)))
+        where = f"rank {self.ranks.rank} on {socket.gethostname()!r}: between two updates its memory has changed {what}"
+        if self.updates - self.last_fault <= 1:
+            raise UserError(f"{where}, the second time in a row; {ADVICE}")
+        self._restore(where)
+        self.last_fault = self.updates
+        announce(f"warning: {where}; put back from a copy")
+
+    def _restore(self, where: str) -> None:
+        """Weights and moments as `remember` has seen them; moments that an update has made since are 0 again."""
+        tensors = [*self.engine.weights_and_moments().values()]
+        torch._foreach_copy_(tensors[: len(self.copies)], self.copies)
+        if checksums(tensors[: len(self.copies)]) != self.checksums:
+            raise UserError(f"{where}, and the copy of it; {ADVICE}")
+        if len(tensors) > len(self.copies):
+            torch._foreach_zero_(tensors[len(self.copies) :])
+
+    def compute(
+        self, number: int, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]
+    ) -> list[torch.Tensor]:
+        """Compute an update until two results agree on every rank. A collective. Returns the sums of each micro-batch for the log.
+
+        The sums are those of the engine, which stay as they are. Errors: UserError if three results differ, or if a rank had a fault
+        in the check before too.
+        """
+        # A fault in the copy itself goes unnoticed until it is used.
+        self._copy()
+        engine = self.engine
+        small = [engine.sums.clone(), engine.outcome.clone()]
+        scaler, random = engine.scaler.state_dict(), rng_state(engine.device)
+        results: list[Result] = []
+        own_change = ""
+        has_own_fault = agree = False
+        while not agree and len(results) < 3:
+            if results:
+                self._restore(f"rank {self.ranks.rank} on {socket.gethostname()!r}: a fault in update {number}")
+                engine.scaler.load_state_dict(scaler)
+                set_rng_state(random, engine.device)
+                engine.outcome.copy_(small[1])
+            result = self._attempt(micro_batches, end_update)
+            for before in results:
+                change = changes(result.tensors, before.tensors)
+                is_own = result.own != before.own
+                own_change = own_change or change or "its losses" * is_own
+                has_own_fault |= is_own
+                agree = agree or min_over_ranks(self.ranks, float(not change and not is_own)) == 1
+            if not agree:
+                tensors = {name: tensor.clone() for name, tensor in result.tensors.items()}
+                results.append(result._replace(tensors=tensors))
+        engine.sums.copy_(small[0])
+        # Agreed by the second computation: no fault
+        if agree and len(results) == 1:
+            self.faulty = set()
+        else:
+            self._report(number, own_change, has_own_fault, agree)
+        return result.log_sums
+
+    def _attempt(self, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]) -> Result:
+        """Compute the update once. The tensors are the engine's, not copies."""
+        engine, log_sums = self.engine, []
+        own: list[torch.Tensor] = []
+        if engine.reducer is not None:
+            engine.reducer.watch = lambda gradient: own.append(bits(gradient).sum())
+        for compute in micro_batches:
+            engine.sums.zero_()
+            compute()
+            log_sums.append(engine.sums.clone())
+        end_update()
+        if engine.reducer is not None:
+            engine.reducer.watch = None
+        evidence = [*chain.from_iterable(bits(sums).tolist() for sums in log_sums), *map(int, own)]
+        # without its requests, which come from outside
+        tensors = {**engine.weights_and_moments(), "the gradient's norm": engine.outcome[:3].clone()}
+        return Result(log_sums, evidence, tensors)
+
+    def _report(self, number: int, change: str, has_own_fault: bool, agree: bool) -> None:
+        """Name the ranks with a fault in update `number`. A collective; see `compute` for the arguments and errors.
+
+        A wrong gradient gives all ranks wrong weights. So if the own work of some ranks differs, these are the ones.
+        """
+        own = (socket.gethostname(), change, has_own_fault)
+        ranks = [own] * self.ranks.world_size
+        if self.ranks.world_size > 1:
+            dist.all_gather_object(ranks, own)
+        faulty = {rank for rank, (_, _, has_own) in enumerate(ranks) if has_own}
+        faulty = faulty or {rank for rank, (_, changed, _) in enumerate(ranks) if changed}
+        where = "; ".join(f"rank {rank} on {ranks[rank][0]!r}: {ranks[rank][1]}" for rank in sorted(faulty))
+        line = f"update {number}, computed again from the same state, gave other bits ({where})"
+        again = sorted(faulty & self.faulty)
+        self.faulty = faulty
+        if again or not agree:
+            why = f"the second check in a row with a fault on rank {again[0]}" if again else "so did a third time"
+            fail_all_ranks(self.ranks, f"{line}, {why}; {ADVICE}")
+        if self.ranks.is_main:
+            announce(f"warning: {line}; a third time gave one of the two results again, which is kept")
