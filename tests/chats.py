@@ -2,9 +2,8 @@
 
 import json
 import random
-import shutil
 
-from tests.helpers import ROOT, flags, trainer_of
+from tests.helpers import flags, trainer_of, write_records
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "hills"]
 
@@ -20,25 +19,12 @@ def write_chats(path, n=40, seed=0, most_words=12):
     def words():
         return " ".join(generator.choices(WORDS, k=generator.randint(1, most_words)))
 
-    with open(path, "w", encoding="utf-8") as file:
-        for number in range(n):
-            turns = []
-            for _ in range(generator.randint(1, 2)):
-                turns += [turn("user", f"{number} {words()}?"), turn("assistant", words())]
-            file.write(json.dumps({"conversations": turns}) + "\n")
+    conversations = [[] for _ in range(n)]
+    for number, turns in enumerate(conversations):
+        for _ in range(generator.randint(1, 2)):
+            turns += [turn("user", f"{number} {words()}?"), turn("assistant", words())]
+    write_records(path, [{"conversations": turns} for turns in conversations])
     return path
-
-
-def with_template(folder, template):
-    """Write the repository's tokenizer with another chat template, None: with none; returns the folder."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(ROOT / "model" / "tokenizer.json", folder)
-    fields = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
-    del fields["chat_template"]
-    if template is not None:
-        fields["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return folder
 
 
 def as_json(value):

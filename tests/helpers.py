@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -77,10 +78,31 @@ def steps_of(schedule, rank):
     return steps
 
 
+def write_records(path, records):
+    """A jsonl file of these dicts; returns its path as a flag takes it."""
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    path.write_text("".join(lines), encoding="utf-8")
+    return str(path)
+
+
 def write_texts(path, texts):
     """A jsonl file of these texts; returns its path as a flag takes it."""
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+    return write_records(path, [{"text": text} for text in texts])
+
+
+def change_json(path, **changes):
+    """Change fields of a JSON object in a file; None takes a field out."""
+    fields = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}), encoding="utf-8")
+
+
+def copy_tokenizer(folder, **changes):
+    """The repository's tokenizer in a folder, with these fields of its config changed; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "model" / name, folder)
+    change_json(folder / "tokenizer_config.json", **changes)
+    return folder
 
 
 def swap_entries(folder):
@@ -98,10 +120,8 @@ def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)
     sentence = "the cat sat on a mat while dogs ran over far hills and rain fell"
-    with open(path, "w", encoding="utf-8") as file:
-        for _ in range(n_documents):
-            text = " ".join(generator.choices(sentence.split(), k=generator.randint(1, 30)))
-            file.write(json.dumps({"text": text}) + "\n")
+    texts = (generator.choices(sentence.split(), k=generator.randint(1, 30)) for _ in range(n_documents))
+    write_texts(path, map(" ".join, texts))
     return path
 
 
@@ -172,9 +192,13 @@ def before_update(number, act):
 
 
 def records(run, key="loss"):
-    """The lines of a run's metrics file that have `key`: "loss" for log lines, "val_loss" for evaluations."""
-    with open(run.reporter.file.name, encoding="utf-8") as file:
-        return [record for record in map(json.loads, file) if key in record]
+    """The lines of a run's metrics file that have `key`: "loss" for log lines, "val_loss" for evaluations, None: all.
+
+    run: a Trainer, or the path of any jsonl file.
+    """
+    path = run.reporter.file.name if hasattr(run, "reporter") else run
+    lines = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if key is None or key in line]
 
 
 def losses(run):

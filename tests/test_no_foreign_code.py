@@ -9,12 +9,11 @@ import pytest
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, generate
-from tests.chats import with_template
 from tests.encoders.electra.test_command import flags as electra_flags
 from tests.encoders.electra.test_examples import write_lines
 from tests.encoders.glue.glue_helpers import arguments as glue_arguments
 from tests.encoders.glue.glue_helpers import make_place
-from tests.helpers import ROOT, complaint, write_corpus
+from tests.helpers import ROOT, complaint, copy_tokenizer, write_corpus, write_weights
 from trainer import train_electra, train_glue
 from trainer.machine.command_line import run_cli
 
@@ -48,12 +47,6 @@ def stranger(tmp_path, monkeypatch):
     return folder
 
 
-def write_weight(folder):
-    from tests.scripts.test_export import write
-
-    return write(folder)
-
-
 def fine_tuning(folder, tmp_path):
     place = make_place(tmp_path / "glue_place")
     return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
@@ -70,7 +63,14 @@ def generating(folder, tmp_path):
 
 def evaluating(folder, tmp_path):
     data = write_corpus(tmp_path / "data.jsonl")
-    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder), "--device", "cpu"]
+    options = [
+        "--weight",
+        write_weights(tmp_path / "pretrain_32", vocab_size=6400),
+        "--tokenizer_path",
+        str(folder),
+        "--device",
+        "cpu",
+    ]
     return evaluate.main, ["perplexity", "--data_path", str(data), *options]
 
 
@@ -100,9 +100,9 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, capsys):
     """Reference: the peak memory of the processes that this one has started."""
-    weight = write_weight(tmp_path)
-    folder = with_template(tmp_path / "chat", BOMBS[bomb])
-    arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
+    weight = write_weights(tmp_path / "pretrain_32", vocab_size=6400)
+    folder = copy_tokenizer(tmp_path / "chat", chat_template=BOMBS[bomb])
+    arguments = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
     line = complaint(capsys, generate.main, arguments)
     assert line.startswith(f"error: {folder}: the chat template")
@@ -122,7 +122,7 @@ def peak_memory(of):
 def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 2)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    tokenizer = load_tokenizer(with_template(tmp_path / "chat", loops))
+    tokenizer = load_tokenizer(copy_tokenizer(tmp_path / "chat", chat_template=loops))
     with pytest.raises(UserError, match="has not ended after 2 seconds"):
         chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
 
@@ -136,6 +136,6 @@ FOREIGN = (
 def test_a_chat_template_of_another_tokenizer_gives_what_transformers_makes_of_it(tmp_path):
     """Reference: apply_chat_template in this process. Our own template: tests/dataset/chat/test_encoder.py."""
     messages = [{"role": "user", "content": " 你好 <|im_end|> "}, {"role": "assistant", "content": 'it\'s "me"\n'}]
-    tokenizer = load_tokenizer(with_template(tmp_path / "chat", FOREIGN))
+    tokenizer = load_tokenizer(copy_tokenizer(tmp_path / "chat", chat_template=FOREIGN))
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert generate.chat_ids(generate.turns_encoder(tokenizer), messages, 10_000) == ids

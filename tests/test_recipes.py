@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.chats import turn, write_chats
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import ROOT, change_json, flags, records, write_corpus, write_records
 
 FOLDERS = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
 
@@ -73,11 +73,6 @@ def run_all(place, *commands):
     return run(place, "-c", COMMANDS, json.dumps(commands, default=str))
 
 
-def log_lines(path):
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [record for record in records if "loss" in record]
-
-
 @pytest.mark.slow
 def test_the_recipes_pass_make_lint(copy):
     """All at once. mypy looks at what they touch, and knows the libraries from an earlier `make lint`, if there was one."""
@@ -103,7 +98,7 @@ def test_a_schedule_an_optimiser_and_an_input_format(copy, tmp_path):
     first = ["trainer/train_pretrain.py", *flags(**options, pack=0)]
     printed = run_all(copy, first, [*first, "--epochs", "2", "--from_resume", "1"])
     assert "data: 40 documents" in printed and "resumed from" in printed
-    lines = log_lines(tmp_path / "out" / "pretrain_16.metrics.jsonl")
+    lines = records(tmp_path / "out" / "pretrain_16.metrics.jsonl")
     rates = [line["lr"] for line in lines]
     assert rates[0] == 5e-4
     assert rates[-1] == 2.5e-4
@@ -118,9 +113,8 @@ def test_a_field_of_the_model(copy, tmp_path):
     options = {"data_path": data, "out_dir": tmp_path / "out", "generation": "minimind3", "num_key_value_heads": 2}
     run(copy, "trainer/train_pretrain.py", *flags(**options))
     config_file = tmp_path / "out" / "pretrain_16.json"
-    fields = json.loads(config_file.read_text())
-    assert fields["embedding_scale"] == 2.0
-    config_file.write_text(json.dumps({**fields, "embedding_scale": 3.0}))
+    assert json.loads(config_file.read_text())["embedding_scale"] == 2.0
+    change_json(config_file, embedding_scale=3.0)
     look = """if True:
         import sys
         from model.config import ARCHITECTURE
@@ -197,7 +191,7 @@ def test_a_job_trains_resumes_and_reports(copy, tmp_path):
         words = [*given.split(), "--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
         commands.append(["trainer/train_bytes.py", *words])
     assert "report: " in run_all(copy, *commands)
-    lines = log_lines(tmp_path / "a" / "bytes.metrics.jsonl")
+    lines = records(tmp_path / "a" / "bytes.metrics.jsonl")
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
     import torch
 
@@ -218,10 +212,11 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
 
     for name in ("Low-rank adapters", "A preference job"):
         apply(name, copy)
-    with open(tmp_path / "pairs.jsonl", "w") as pairs:
-        for i in range(10):
-            sides = [[turn("user", f"{i} and one?"), turn("assistant", text)] for text in (f"{i + 1}.", "No!")]
-            pairs.write(json.dumps(dict(zip(("chosen", "rejected"), sides, strict=True))) + "\n")
+    pairs = []
+    for i in range(10):
+        chosen, rejected = ([turn("user", f"{i} and one?"), turn("assistant", text)] for text in (f"{i + 1}.", "No!"))
+        pairs.append({"chosen": chosen, "rejected": rejected})
+    write_records(tmp_path / "pairs.jsonl", pairs)
     given = ["--device", "cpu", "--dtype", "float32", "--max_seq_len", "64", "--log_interval", "1", "--report", "0"]
     shape = ["--hidden_size", "64", "--num_hidden_layers", "2", "--use_compile", "0", "--cpu_processes", "1"]
     words = ["--data_path", write_corpus(tmp_path / "text.jsonl"), "--max_updates", "1", "--out_dir", tmp_path]
@@ -234,7 +229,7 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
         length = ["--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / folder]
         commands.append([*dpo, "--from_weight", tmp_path / "lora_64.pth", *length])
     run_all(copy, *commands)
-    lines = log_lines(tmp_path / "lora_64.metrics.jsonl")
+    lines = records(tmp_path / "lora_64.metrics.jsonl")
     assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
     before, after = weights(tmp_path / "pretrain_64.pth"), weights(tmp_path / "lora_64.pth")
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
@@ -243,7 +238,7 @@ def test_adapters_and_a_preference_job(copy, tmp_path):
     length = ["--epochs", "6", "--from_resume", "1", "--out_dir", tmp_path / "whole"]
     with pytest.raises(AssertionError, match="weights of the start"):
         run(copy, *dpo, "--from_weight", tmp_path / "pretrain_64.pth", *length)
-    lines = log_lines(tmp_path / "whole" / "dpo_64.metrics.jsonl")
+    lines = records(tmp_path / "whole" / "dpo_64.metrics.jsonl")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[-1]["loss"] < 0.3 and lines[-1]["accuracy"] == 1
     whole, resumed = (weights(tmp_path / folder / "dpo_64.pth") for folder in ("whole", "stopped"))

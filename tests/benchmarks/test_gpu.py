@@ -1,4 +1,4 @@
-"""The command behind `make gpu`, on a CPU: its sections and its time limits."""
+"""The command behind `make gpu`, on a CPU: its sections and its time limits; and its checks on a GPU (`pytest -m gpu`)."""
 
 import json
 import signal
@@ -13,6 +13,7 @@ import torch
 from benchmarks import gpu, gpu_bits, gpu_checks
 from tests.helpers import is_running, wait_until
 from trainer.machine.command_line import run_cli
+from trainer.machine.devices import deterministic
 
 CPU = torch.device("cpu")
 
@@ -109,3 +110,14 @@ def test_other_bits_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "weights_in", lambda folder: folder.name)
     with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
         gpu_checks.resumes_bitwise("", CPU)
+
+
+CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_a_gpu(name):
+    with deterministic():
+        CHECKS[name](torch.device("cuda", 0))

@@ -1,9 +1,9 @@
 """Small models of the architectures that transformers has, with random weights, in folders as people publish them."""
 
-import json
-
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.helpers import change_json
 
 SIZES = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -47,6 +47,4 @@ def write_public(folder, kind, dtype=torch.float32, max_shard_size="10MB", **fie
 
 def change_config(folder, **changes):
     """Change fields of the folder's config.json; None takes a field out."""
-    path = folder / "config.json"
-    fields = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+    change_json(folder / "config.json", **changes)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from tests.helpers import change_json
 from trainer.saving.weights import save_pth
 
 # What most tests here are about
@@ -51,11 +52,6 @@ def write_pair(path, **fields):
     model = new_model(**fields)
     save_pth(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
     return model
-
-
-def change_json(path, **changes):
-    beside = path.with_suffix(".json")
-    beside.write_text(json.dumps({**json.loads(beside.read_text()), **changes}))
 
 
 def refuse(path, match, **overrides):
@@ -182,7 +178,7 @@ def test_a_config_that_is_none_or_of_another_model(path):
     refuse(path, "not JSON")
     path.with_suffix(".json").write_text(json.dumps({**model.config.to_dict(), "vocab_size": 60}))
     refuse(path, r"\[61, 64\].*\[60, 64\]")
-    change_json(path, n_routed_experts=10_000)
+    change_json(path.with_suffix(".json"), n_routed_experts=10_000)
     refuse(path, r"w\.json: .*are one field")
     path.with_suffix(".json").write_text(json.dumps(model.config.to_dict()))
     for changes, match in (
@@ -191,7 +187,7 @@ def test_a_config_that_is_none_or_of_another_model(path):
         ({"num_hidden_layers": 2, "vocab_size": -1}, "not the weights of this config: .*negative"),
         ({"vocab_size": 61, "weights_sha256": 8}, "its SHA-256 is not the one"),
     ):
-        change_json(path, **changes)
+        change_json(path.with_suffix(".json"), **changes)
         refuse(path, match)
     with open(path.with_suffix(".json"), "r+b") as file:
         file.truncate(5_000_000_000)
@@ -238,7 +234,7 @@ def test_every_flipped_bit_is_noticed(path):
 def test_fields_that_are_none_of_ours_reach_nobody(path):
     """transformers would import or fetch what they name. Reference: the weights without them."""
     model = write_pair(path)
-    change_json(path, attn_implementation="evil/repo", _attn_implementation="hub/evil")
+    change_json(path.with_suffix(".json"), attn_implementation="evil/repo", _attn_implementation="hub/evil")
     loaded = MiniMindForCausalLM.from_pth(path)
     assert are_equal(loaded, model) and not hasattr(loaded.config, "weights_sha256")
 

@@ -5,8 +5,7 @@ import pytest
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import generate
-from tests.chats import with_template
-from tests.helpers import ROOT
+from tests.helpers import ROOT, copy_tokenizer
 from tests.scripts.playground.pages import played_model
 
 FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
@@ -24,7 +23,7 @@ def chat(weight, folder):
 
 
 def test_the_default_one_of_several_writes_a_conversation(tmp_path):
-    place = with_template(tmp_path, named(tool_use=OTHER, default=FOREIGN))
+    place = copy_tokenizer(tmp_path, chat_template=named(tool_use=OTHER, default=FOREIGN))
     tokenizer = load_tokenizer(place)
     ids = generate.turns_encoder(tokenizer)([{"role": "user", "content": "hello"}])
     assert tokenizer.decode(ids) == "[user: hello]"
@@ -33,7 +32,7 @@ def test_the_default_one_of_several_writes_a_conversation(tmp_path):
 
 @pytest.mark.parametrize("template", [None, "", named(tool_use=OTHER, rag=FOREIGN), 5])
 def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp_path, template):
-    place = with_template(tmp_path, template)
+    place = copy_tokenizer(tmp_path, chat_template=template)
     with pytest.raises(UserError, match="has no chat template, or several of which none is called default") as error:
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)

@@ -12,9 +12,9 @@ from scripts import export_gguf, export_hf
 from scripts.common import load
 from scripts.generate import generate, turns_encoder
 from tests.chats import train, turn
-from tests.helpers import ROOT
+from tests.helpers import ROOT, write_records
 from tests.llama_cpp_server import llama_cpp
-from tests.scripts.test_evaluate import jsonl, run
+from tests.scripts.test_evaluate import run
 from tests.scripts.test_export import write
 
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground."), ("Who are you?", "I am a tiny model.")]
@@ -26,11 +26,8 @@ WORDS = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
 def learned(folder, thoughts=""):
     """A weight that has learned the answers of PAIRS by heart."""
     chats = folder / "chats.jsonl"
-    lines = []
-    for asked, said in PAIRS:
-        answer = turn("assistant", said, reasoning_content=thoughts)
-        lines.append(json.dumps({"messages": [turn("user", asked), answer]}) + "\n")
-    chats.write_text("".join(lines))
+    answers = [(turn("user", asked), turn("assistant", said, reasoning_content=thoughts)) for asked, said in PAIRS]
+    write_records(chats, [{"messages": turns} for turns in answers])
     train(
         data_path=chats, out_dir=folder, hidden_size=32, learning_rate=1e-2, epochs=80, batch_size=2,
         accumulation_steps=1, lr_schedule="linear",
@@ -110,7 +107,7 @@ def test_answers_are_counted(tmp_path, weight, capsys):
     assert "3 of 3 questions answered with the right first sentence" in capsys.readouterr().out
     asked = [{"messages": [turn("user", "What is up?"), turn("assistant", "The sky. It is blue.")]}]
     asked.append({"messages": [turn("user", "What is down?"), turn("assistant", "The sky.")]})
-    _, values = run("answers", weight, jsonl(tmp_path / "asked.jsonl", asked), tmp_path / "r")
+    _, values = run("answers", weight, write_records(tmp_path / "asked.jsonl", asked), tmp_path / "r")
     assert values == {"accuracy": 0.5} and "! The ground.\n  right: The sky." in capsys.readouterr().out
 
 

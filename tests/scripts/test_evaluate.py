@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder
 from model.weight_record import ROW_LENGTH_FIELD
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from scripts.evaluate import ratio, share
-from tests.helpers import ROOT
+from tests.helpers import write_records
 from tests.scripts.test_export import write
 from trainer.saving.weights import save_pth
 
@@ -29,13 +29,8 @@ def weight(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def encoder():
-    return DocumentEncoder(load_tokenizer(ROOT / "model"))
-
-
-def jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
+def encoder(tokenizer):
+    return DocumentEncoder(tokenizer)
 
 
 def sentence(generator, n=None):
@@ -64,7 +59,7 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
         bad = sorted(words) if i % 2 else words[:-1]  # one sentence may begin with the other
         pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(bad) + "x"})
     for i in range(3):
-        jsonl(tmp_path / f"kind{i}.jsonl", pairs[i::3])
+        write_records(tmp_path / f"kind{i}.jsonl", pairs[i::3])
     result, values = run("pairs", weight, str(tmp_path), tmp_path / "r", "--batch_tokens", "64")
     model, right = load_model(weight), []
     for pair in pairs:
@@ -82,7 +77,7 @@ def test_the_window_is_a_row_of_training_and_what_is_longer_is_told(weight, tmp_
     save_pth(model.state_dict(), {**model.config.to_dict(), ROW_LENGTH_FIELD: 8}, stem)
     export_hf.export(f"{stem}.pth", tmp_path / "hf")
     export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
-    data = jsonl(tmp_path / "data.jsonl", [{"text": sentence(random.Random(0), 40)}])
+    data = write_records(tmp_path / "data.jsonl", [{"text": sentence(random.Random(0), 40)}])
     losses = {512: [], 8: []}
     for known, length in ((weight, 512), (f"{stem}.pth", 8), (tmp_path / "hf", 8), (tmp_path / "back.pth", 8)):
         capsys.readouterr()
@@ -103,7 +98,7 @@ def test_the_window_is_a_row_of_training_and_what_is_longer_is_told(weight, tmp_
 def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_length, stride):
     """Every token is predicted once, after the same context as in a plain loop over strided windows."""
     texts = [sentence(random.Random(i), n) for i, n in enumerate((1, 60, 33, 7))] + ["一二三，四五六。"]
-    data = jsonl(tmp_path / "t.jsonl", [{"text": t} for t in texts])
+    data = write_records(tmp_path / "t.jsonl", [{"text": t} for t in texts])
     flags = ["--max_length", str(max_length), "--stride", str(stride), "--batch_tokens", "70"]
     result, values = run("perplexity", weight, data, tmp_path / "r", *flags)
     model, total, tokens = load_model(weight), 0.0, 0
@@ -141,7 +136,7 @@ def test_bad_lines_are_counted_once_and_files_of_one_name_told_apart(weight, tmp
 
 
 def test_a_text_that_is_too_long_to_encode_is_a_bad_line(weight, tmp_path, capsys):
-    data = jsonl(tmp_path / "t.jsonl", [{"text": text} for text in ("the cat", "a" * (1 << 22))])
+    data = write_records(tmp_path / "t.jsonl", [{"text": text} for text in ("the cat", "a" * (1 << 22))])
     result, _ = run("perplexity", weight, data, tmp_path / "r", "--skip_bad_lines")
     assert result["counts"]["documents"] == 1 and "too long: 1\n" in capsys.readouterr().err
 
@@ -185,6 +180,6 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
 
 @pytest.mark.parametrize("task, flags", [("perplexity", ("--questions", "3")), ("pairs", ("--text_field", "a"))])
 def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):
-    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
+    data = write_records(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
     with pytest.raises(UserError, match=f"{flags[0]} has no effect on {task}"):
         run(task, weight, data, tmp_path / "r", *flags)

@@ -18,7 +18,7 @@ from model.weight_record import SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, read_rec
 from scripts import arguments, export_hf
 from scripts.common import load_model
 from tests.chats import turn
-from tests.helpers import ROOT, tiny_model, write_weights
+from tests.helpers import ROOT, change_json, tiny_model, write_records, write_weights
 from trainer.saving.weights import save_pth
 
 SIZE = {"vocab_size": 6400, "num_key_value_heads": 2, "hidden_size": 32}
@@ -162,8 +162,7 @@ def test_padding_that_texts_have_learns_in_an_export(kind, pad, tmp_path):
     tokenizer.pad_token = pad
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     weight = write(tmp_path, **KINDS[kind], pad_token_id=tokenizer.pad_token_id)
-    record = {**read_record(weight), SPECIAL_TOKENS_FIELD: pad == byte_level_bpe.PAD}
-    weight.with_suffix(".json").write_text(json.dumps(record))
+    change_json(weight.with_suffix(".json"), **{SPECIAL_TOKENS_FIELD: pad == byte_level_bpe.PAD})
     export_hf.export(weight, tmp_path / "hf", str(tmp_path / "tokenizer"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     table, ids = model.get_input_embeddings(), torch.tensor([[1, 300, 2, 0, 1, 400, 2]])
@@ -247,7 +246,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     data["pairs"] = {"sentence_good": "the cat sat", "sentence_bad": "cat the sat"}
     (tmp_path / "web").mkdir()
     for name, record in data.items():
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+        write_records(tmp_path / f"{name}.jsonl", [record])
     for name in ("wiki", "my"):
         (tmp_path / f"{name}.txt").write_text("the cat sat on the mat\n" * 9)
     monkeypatch.chdir(tmp_path)
@@ -287,7 +286,6 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
 def test_an_export_that_names_a_program_on_a_hub_is_refused(tmp_path, name):
     weight = write(tmp_path)
     export_hf.export(weight, tmp_path / "hf")
-    config = tmp_path / "hf" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), name: "evil/attention"}))
+    change_json(tmp_path / "hf" / "config.json", **{name: "evil/attention"})
     with pytest.raises(UserError, match="asks for the attention of evil/attention, a program that is not fetched"):
         load_model(tmp_path / "hf")

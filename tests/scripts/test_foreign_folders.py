@@ -1,7 +1,6 @@
 """scripts/common.py: folders that nobody should trust, of models that transformers builds. Each ends in one line."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
-from tests.helpers import ROOT, tiny_model, write_weights
+from tests.helpers import copy_tokenizer, tiny_model, write_weights
 from tests.model.public import change_config, write_public
 
 
@@ -22,9 +21,7 @@ from tests.model.public import change_config, write_public
 def folder(tmp_path):
     """A Llama with the repository's tokenizer."""
     write_public(tmp_path / "llama", "llama", vocab_size=6400)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "model" / name, tmp_path / "llama")
-    return tmp_path / "llama"
+    return copy_tokenizer(tmp_path / "llama")
 
 
 def refused(folder, message):
@@ -80,10 +77,6 @@ def test_a_config_that_is_none_or_of_more_weights_than_there_are_builds_nothing(
         load_config("--discriminator", tmp_path)
 
 
-def write_settings(folder, **fields):
-    (folder / "generation_config.json").write_text(json.dumps(fields))
-
-
 def answer(folder, capsys, *flags):
     words = ["--weight", str(folder), "--device", "cpu", "--max_new_tokens", "12", "--temperature", "0", *flags]
     assert generate.main([*words, "the cat"]) == 0
@@ -111,7 +104,7 @@ def test_each_of_several_tokens_ends_a_text(folder, capsys, place):
         (folder / "generation_config.json").unlink(missing_ok=True)
         change_config(folder, eos_token_id=ends)
     else:
-        write_settings(folder, eos_token_id=ends)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     assert f"[{first + 1} token" in answer(folder, capsys).err
     played = PlayedModel("llama", load_model(folder), tokenizer, DocumentEncoder(tokenizer))
     outcome = played.write({"text": "the cat", "sampling": sampling, "seed": 0}, lambda pieces: None)
@@ -124,7 +117,7 @@ def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys):
     expected = answer(folder, capsys).out
     odd = {"top_k": [1], "cache_implementation": "nope", "max_length": "a", "temperature": "hot"}
     for fields in (odd, {"min_new_tokens": 500, "no_repeat_ngram_size": 1}):
-        write_settings(folder, **fields)
+        (folder / "generation_config.json").write_text(json.dumps(fields))
         assert answer(folder, capsys).out == expected
 
 

@@ -12,8 +12,8 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts import export_hf, generate
-from tests.chats import turn, with_template
-from tests.helpers import ROOT, complaint, swap_entries, train, write_corpus
+from tests.chats import turn
+from tests.helpers import ROOT, complaint, copy_tokenizer, swap_entries, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
 def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):
     """The trainer writes down which vocabulary it trained with; scripts and --from_weight look there."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
-    folder = swap_entries(with_template(tmp_path / "other", None))
+    folder = swap_entries(copy_tokenizer(tmp_path / "other"))
     train(data_path=data, out_dir=tmp_path, tokenizer_path=folder)
     weight = str(tmp_path / "pretrain_16.pth")
     with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):

@@ -1,6 +1,5 @@
 """scripts/inspect_data.py. References: planted copies, counts by hand, the batches of the loader."""
 
-import json
 import random
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from scripts.inspect_data import DataLook, InspectSettings, Piece, text_of_piece
 from tests.chats import ids_and_mask, write_chats
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, train, write_texts
+from tests.helpers import ROOT, records, train, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +47,7 @@ def test_counts_are_those_of_the_files(planted):
     sources, lengths, *_ = look.sections()
     all_lengths = []
     for row, path in zip(sources.rows, (first, second), strict=True):
-        with open(path, encoding="utf-8") as file:
-            texts = [json.loads(line)["text"] for line in file]
+        texts = [record["text"] for record in records(path, None)]
         found = [len(ids) for ids in look.encoder.encode(texts)]
         all_lengths += found
         n_bytes = sum(len(text.encode()) for text in texts)
@@ -84,8 +82,7 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
             assert piece.tokens == look.corpus.store.tokens[begin : begin + pairs + 1].tolist()
             assert re.sub("[⟦⟧]", "", text_of_piece(look.tokenizer, piece)) == look.tokenizer.decode(piece.tokens)
             path, line = re.match(r"(.*):(\d+), ", piece.title).groups()
-            with open(path, encoding="utf-8") as file:
-                text = json.loads(file.read().splitlines()[int(line) - 1])["text"]
+            text = records(path, None)[int(line) - 1]["text"]
             assert look.encoder.encode([text])[0][start : start + pairs + 1] == piece.tokens
 
 
@@ -123,7 +120,7 @@ def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
     for number in range(plan.n_rows):
         for piece in look.row(number)[1]:
             line = int(re.match(r".*chats.jsonl:(\d+), ", piece.title)[1])
-            turns = json.loads(path.read_text(encoding="utf-8").splitlines()[line - 1])["conversations"]
+            turns = records(path, None)[line - 1]["conversations"]
             ids, mask = ids_and_mask(look.tokenizer, {"messages": turns})
             length = len(piece.tokens)
             assert (piece.tokens, piece.is_trained) == (ids[:length], mask[:length])

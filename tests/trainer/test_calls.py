@@ -1,6 +1,5 @@
 """`from trainer import train`: a run called from Python. Reference: the weights of the command with the same flags, bit for bit."""
 
-import json
 import random
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from common import processes
 from common.errors import UserError
 from tests.chats import write_chats
-from tests.helpers import ROOT, SMALL, command_line, flags
+from tests.helpers import ROOT, SMALL, command_line, flags, records
 from trainer import train, train_sft, train_tokenizer
 
 RUN = {**SMALL, "epochs": 2, "dropout": 0.1, "val_fraction": 0.2, "sample_prompts": ["the", "a"]}
@@ -65,7 +64,7 @@ def test_calls_have_the_bits_of_the_command(data, weights, tmp_path, monkeypatch
     for name, (result, seconds) in results.items():
         assert result.weights == tmp_path / name / "pretrain_16.pth" and result.weights.read_bytes() == weights
         assert result.reason == "finished" and result.report.is_file() and seconds < 600
-        recorded = [json.loads(line) for line in result.weights.with_suffix(".metrics.jsonl").read_text().splitlines()]
+        recorded = records(result.weights.with_suffix(".metrics.jsonl"), None)
         assert lines[name] == recorded
         last = {name: value for record in recorded for name, value in record.items()}
         assert (result.training_loss, result.val_loss) == (last["loss"], last["val_loss"])

@@ -1,6 +1,5 @@
 """Two ranks in Gloo processes, started once for all tests. References: one rank, and tests/updates.py (each document alone)."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -216,8 +215,7 @@ def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):
     assert both[1]["run"]["file"] is None
     assert all(result["left"] and result["joined"] == 1 for result in both)
     # What is logged is the mean over all ranks.
-    with open(both[0]["run"]["file"], encoding="utf-8") as file:
-        lines = [line for line in map(json.loads, file) if "loss" in line]
+    lines = records(both[0]["run"]["file"])
     for name in ("loss", "aux_loss", "expert_load_max"):
         assert [line[name] for line in lines] == pytest.approx([line[name] for line in records(run)], rel=1e-3)
 

@@ -48,7 +48,7 @@ def test_log_lines_and_exit_code(data, tmp_path):
     assert [int(line[2]) for line in lines] == wanted * 2
     assert [line[0] for line in lines] == ["1"] * len(wanted) + ["2"] * len(wanted)
     assert "tokens each" in ended.stdout and "parameters" in ended.stdout and "FLOP per token" in ended.stdout
-    start, *metrics = map(json.loads, (tmp_path / "there" / "pretrain_16.metrics.jsonl").read_text().splitlines())
+    start, *metrics = records(tmp_path / "there" / "pretrain_16.metrics.jsonl", None)
     assert [f"{record['loss']:.3f}" for record in metrics] == [line[4] for line in lines]
     assert {"step", "update", "loss", "lr", "epoch_Time", "grad_norm", "tokens_per_second", "memory"} <= set(metrics[0])
     assert {"settings", "model", "data", "machine", "versions"} <= set(start)
@@ -152,7 +152,7 @@ def test_the_rate_rises_stays_and_falls_as_the_flags_say(data, tmp_path):
 def test_the_flags_of_the_data_reach_it(tmp_path):
     folder, cache = tmp_path / "data", tmp_path / "cache"
     folder.mkdir()
-    (folder / "a.jsonl").write_text(json.dumps({"body": "the cat sat " * 40}) + "\n")
+    helpers.write_records(folder / "a.jsonl", [{"body": "the cat sat " * 40}])
     (folder / "b.log").write_text("a mat")
     options = {"text_field": "body", "text_suffixes": ".log", "long_documents": "truncate", "cache_dir": cache}
     run = train(data_path=folder, out_dir=tmp_path / "out", **options)
@@ -255,7 +255,7 @@ def test_folders_whose_names_are_not_utf8(tmp_path):
     folder.mkdir()
     data = write_corpus(folder / "corpus.jsonl", 4)
     train(data_path=data, out_dir=folder / "out", report=1)
-    start = json.loads(next((folder / "out").glob("*.metrics.jsonl")).read_text().splitlines()[0])
+    start = records(next((folder / "out").glob("*.metrics.jsonl")), None)[0]
     assert start["settings"]["out_dir"] == str(folder / "out")
     assert list((folder / "out").glob("*.report.html"))
 

@@ -1,6 +1,5 @@
 """train_sft.py. References: an undisturbed run, one with padded rows, one process, and the loss of the answers by hand."""
 
-import json
 import math
 import re
 
@@ -10,7 +9,7 @@ import torch
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
-from tests.helpers import ROOT, flags, losses, records, write_corpus
+from tests.helpers import ROOT, flags, losses, records, write_corpus, write_records
 from tests.helpers import train as pretrain
 from trainer import train_sft
 from trainer.sft import job
@@ -27,8 +26,8 @@ def answers_loss(weight, path):
     model = MiniMindForCausalLM.from_pth(weight)
     tokenizer = load_tokenizer(ROOT / "model")
     total, count = 0.0, 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        ids, mask = ids_and_mask(tokenizer, {"messages": json.loads(line)["conversations"]})
+    for record in records(path, None):
+        ids, mask = ids_and_mask(tokenizer, {"messages": record["conversations"]})
         with torch.no_grad():
             log_probabilities = model(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(-1)
         for at, (target, is_trained) in enumerate(zip(ids[1:], mask[1:], strict=True)):
@@ -83,9 +82,8 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     """Six conversations, which MiniMind's two updates at 1e-5 would leave as they were."""
     pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
              ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
-    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text("\n".join(lines), encoding="utf-8")
+    lines = [{"messages": [turn("user", asked), turn("assistant", said)]} for asked, said in pairs]
+    chats = write_records(tmp_path / "chats.jsonl", lines)
     run = train(
         data_path=chats, out_dir=tmp_path, hidden_size=128, num_hidden_layers=2, batch_size=None, accumulation_steps=None,
         sample_prompts="Who are you?",

@@ -1,7 +1,6 @@
 """The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
 
 import contextlib
-import json
 import random
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import draw_sample
-from tests.helpers import ROOT, SHARED, complaint, needs_shared, write_weights
+from tests.helpers import ROOT, SHARED, complaint, needs_shared, records, write_texts, write_weights
 from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
@@ -26,8 +25,6 @@ SLOW = {"transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "s
 @pytest.mark.parametrize(
     "module, flags, absent",
     [
-        ("trainer.train_tokenizer", "--help", {"torch", "transformers"}),
-        ("scripts.report", "--help", {"torch", "transformers"}),
         ("scripts.inspect_data", "--data_path {corpus}", {"torch", *SLOW}),
         ("trainer.train_pretrain", f"--data_path {{corpus}} --out_dir {{corpus}}.out {UPDATE}", SLOW),
         ("scripts.generate", "--weight {weight} --max_new_tokens 2 hi", SLOW),
@@ -49,10 +46,8 @@ def corpus(tmp_path_factory):
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(300)]
     words += ["".join(draw.choices("天地玄黄宇宙洪荒日月", k=2)) for _ in range(100)]
     words += [":\n    ", "2025", "，", "<|im_end|>", "<think>"]
-    path = tmp_path_factory.mktemp("corpus") / "made_up.jsonl"
-    lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(200)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    texts = [" ".join(draw.choices(words, k=40)) for _ in range(200)]
+    return write_texts(tmp_path_factory.mktemp("corpus") / "made_up.jsonl", texts)
 
 
 def test_a_vocabulary_over_an_earlier_one_appears_whole_or_not_at_all(corpus, tmp_path):
@@ -61,7 +56,7 @@ def test_a_vocabulary_over_an_earlier_one_appears_whole_or_not_at_all(corpus, tm
     stopped = mock.patch.object(Path, "write_bytes", mock.Mock(side_effect=KeyboardInterrupt))
     found = []
     for patch in (contextlib.nullcontext(), stopped, contextlib.nullcontext()):
-        flags = ["--type", "wordpiece", "--vocab_size", str(100 + 20 * len(found)), "--data_path", str(corpus)]
+        flags = ["--type", "wordpiece", "--vocab_size", str(100 + 20 * len(found)), "--data_path", corpus]
         with patch, contextlib.suppress(KeyboardInterrupt):
             assert main([*flags, "--out_dir", str(tmp_path)]) == 0
         found.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
@@ -98,7 +93,7 @@ def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
     """Reference: a second run, without threads."""
     for run, parallel in (("a", "true"), ("b", "false")):
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
-        assert main(["--data_path", str(corpus), "--vocab_size", "600", "--out_dir", str(tmp_path / run)]) == 0
+        assert main(["--data_path", corpus, "--vocab_size", "600", "--out_dir", str(tmp_path / run)]) == 0
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     trained = AutoTokenizer.from_pretrained(tmp_path / "a")
@@ -107,7 +102,7 @@ def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
 
 def test_special_tokens_in_the_training_text_make_no_entry(corpus):
     """No second entry may spell a special token: its literal text must stay several tokens."""
-    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    texts = [record["text"] for record in records(corpus, None)]
     tokenizer = train_bpe(["<|im_end|> <think>"] * 50 + texts, 500)
     tokenizer.encode_special_tokens = True
     assert all(tokenizer.token_to_id(token) == i for i, token in enumerate(SPECIAL_TOKENS))
@@ -131,7 +126,7 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "good"}\n{"text": bad}\n')
-    words = [{"CORPUS": str(corpus), "BROKEN": str(broken)}.get(word, word) for word in arguments]
+    words = [{"CORPUS": corpus, "BROKEN": str(broken)}.get(word, word) for word in arguments]
     assert message in complaint(capsys, main, words)
     assert not (tmp_path / "o").exists()
 
@@ -140,8 +135,7 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
 @pytest.mark.parametrize("corpus_name, least", [("en_wiki", 3.05), ("zh_wiki", 3.12), ("code_python", 2.75)])
 def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     """Reference: both public tokenizers on the same validation text, and what was asked of ours."""
-    with open(SHARED / "corpora" / f"{corpus_name}.valid.jsonl", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
+    texts = [record["text"] for record in records(SHARED / "corpora" / f"{corpus_name}.valid.jsonl", None)]
     n_bytes = sum(len(text.encode()) for text in texts)
     ratios = []
     for folder in (MODEL, SHARED / "tokenizers" / "minimind2", SHARED / "tokenizers" / "minimind3"):

@@ -12,7 +12,7 @@ from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import IGNORE
 from tests.chats import ids_and_mask, turn, write_chats
-from tests.helpers import ROOT
+from tests.helpers import ROOT, records, write_records
 
 TOKENIZER = load_tokenizer(ROOT / "model")
 ENCODER = ChatEncoder(TOKENIZER)
@@ -32,8 +32,8 @@ def whole_epoch(corpus):
 def trained_conversations(path, most):
     """(inputs, targets) of each conversation's first `most` ids, by the template read turn by turn, if any is trained."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        ids, mask = ids_and_mask(TOKENIZER, {"messages": json.loads(line)["conversations"]})
+    for record in records(path, None):
+        ids, mask = ids_and_mask(TOKENIZER, {"messages": record["conversations"]})
         targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
         if any(mask[:most]):
             found.append((ids[:most][:-1], targets[1:most]))
@@ -68,19 +68,18 @@ def test_rows_train_each_answer_once_and_nothing_else(tmp_path, pack, max_seq_le
 def test_validation_without_an_answer_within_a_row_is_refused(tmp_path):
     """Its loss would be the mean of nothing."""
     path = write_chats(tmp_path / "a.jsonl", 10)
-    valid = tmp_path / "valid.jsonl"
-    valid.write_text(json.dumps({"messages": [turn("user", "word " * 100), turn("assistant", "Yes")]}))
+    conversation = {"messages": [turn("user", "word " * 100), turn("assistant", "Yes")]}
+    valid = write_records(tmp_path / "valid.jsonl", [conversation])
     with pytest.raises(DataError, match="--val_path .*valid.jsonl: no answer starts within .* no loss to measure"):
-        corpus_of(path, max_seq_len=64, val_path=str(valid))
-    assert corpus_of(path, max_seq_len=512, val_path=str(valid)).validation()[0].n_targets > 0
+        corpus_of(path, max_seq_len=64, val_path=valid)
+    assert corpus_of(path, max_seq_len=512, val_path=valid).validation()[0].n_targets > 0
 
 
 def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
-    path = tmp_path / "a.jsonl"
     short = [turn("user", "Hi"), turn("assistant", "Yes")]
     cut = [turn("user", "Hi"), turn("assistant", "word " * 100)]
     without = [turn("user", "word " * 100), turn("assistant", "Yes")]
-    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (short, cut, without)))
+    path = write_records(tmp_path / "a.jsonl", [{"messages": turns} for turns in (short, cut, without)])
     corpus = corpus_of(path, max_seq_len=32)
     plan, batch = whole_epoch(corpus)
     assert sorted(plan.documents_of(0, plan.n_rows)) == [0, 1]
@@ -101,11 +100,9 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
 @pytest.mark.parametrize("shares", [("0.75", "0.25"), ("0.9..0.6", "0.1..0.4"), ("0.75", "0.25:x2")])
 def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     """Answers are a larger part of the one file than of the other. Reference: the targets of the batches."""
-    a, b = write_chats(tmp_path / "a.jsonl", 300), tmp_path / "b.jsonl"
-    with open(b, "w", encoding="utf-8") as file:
-        for number in range(300):
-            turns = [turn("user", f"{number} and so on?"), turn("assistant", "one two three four five six seven")]
-            file.write(json.dumps({"messages": turns}) + "\n")
+    a, answer = write_chats(tmp_path / "a.jsonl", 300), turn("assistant", "one two three four five six seven")
+    chats = [{"messages": [turn("user", f"{number} and so on?"), answer]} for number in range(300)]
+    b = write_records(tmp_path / "b.jsonl", chats)
     corpus = corpus_of(f"{a}:{shares[0]}", f"{b}:{shares[1]}")
     plan = corpus.plan(0)
     trained = [0, 0]
@@ -128,7 +125,7 @@ def test_each_start_tells_what_is_read_of_chats(tmp_path):
     read_as, passed_over = "a: read as: lists of messages (role, content) (1 line)", "a: passed over: category (1 line)"
     for fields, followed in (({}, []), ({"loss": False}, ["a: followed: loss (1 line)"])):
         turns = [turn("user", "Hi"), turn("assistant", "No", **fields), turn("user", "Hi"), turn("assistant", "Yes")]
-        path.write_text(json.dumps({"messages": turns, "category": 1}) + "\n")
+        write_records(path, [{"messages": turns, "category": 1}])
         corpus = corpus_of(path)
         assert corpus.notices == corpus_of(path).notices == [read_as, *followed, passed_over]
     # The answer that is not to be trained is not: only the other one and its end.

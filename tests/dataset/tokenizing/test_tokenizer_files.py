@@ -25,7 +25,7 @@ from scripts import evaluate, export_hf, inspect_data
 from tests import helpers
 from tests.encoders.electra import test_command as test_train_electra
 from tests.encoders.glue.glue_helpers import complaint, fine_tune, make_place, write_task
-from tests.helpers import ROOT, SHARED, write_texts
+from tests.helpers import ROOT, SHARED, change_json, copy_tokenizer, write_records, write_texts
 from tests.scripts.test_export import write
 from trainer import train_electra, train_pretrain, train_tokenizer
 
@@ -62,10 +62,7 @@ def test_without_transformers_a_tokenizer_is_the_same(folder):
 
 @pytest.mark.parametrize("change", [{"eos_token": "new"}, {"split_special_tokens": True}, {"tokenizer_class": "GPT2"}])
 def test_a_tokenizer_that_transformers_would_change_is_theirs(change, tmp_path):
-    shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    fields = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields | change), encoding="utf-8")
-    assert isinstance(load_tokenizer(tmp_path), PreTrainedTokenizerBase)
+    assert isinstance(load_tokenizer(copy_tokenizer(tmp_path, **change)), PreTrainedTokenizerBase)
 
 
 def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):
@@ -88,14 +85,9 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
     home.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
+    texts = [f"{home}/a.jsonl:0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"]
     settings = {
-        "data_path": [
-            str(home / "texts" / "wiki.jsonl") + ":0.7",
-            "C:\\Users\\alice\\code.jsonl",
-            "~/more.jsonl",
-            str(home),
-            "/mnt/Alice:0.1",
-        ],
+        "data_path": texts,
         "val_path": str(home / "valid.jsonl"),
         "tokenizer_path": str(ROOT / "model"),
         "wandb_project": "alice-secret",
@@ -111,8 +103,9 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
     ]
     weight = write(home)
-    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
-    weight.with_name("pretrain_32.metrics.jsonl").write_text(text)
+    metrics = weight.with_name("pretrain_32.metrics.jsonl")
+    write_records(metrics, lines)
+    metrics.write_text(metrics.read_text() + '{"update": 30, "lo')
     load_tokenizer(MODEL).save_pretrained(home / "tokenizer")
     export_hf.export(weight, home / "hf", tokenizer_path=home / "tokenizer")
     for file in (home / "hf").iterdir():
@@ -165,6 +158,7 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
 
 
 BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
+OLD_NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
 
 
 @pytest.mark.parametrize(
@@ -173,10 +167,7 @@ BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "mer
         ({"tokenizer.model": "\n\x0e\n"}, "pip install sentencepiece"),
         ({"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"}, '"tokenizer_class": "BertTokenizer"'),
         (BPE_FILES, '"tokenizer_class": "GPT2Tokenizer"'),
-        (
-            {"encoder.json": BPE_FILES["vocab.json"], "vocab.bpe": BPE_FILES["merges.txt"]},
-            "rename them to vocab.json and merges.txt",
-        ),
+        ({old: BPE_FILES[new] for old, new in OLD_NAMES.items()}, "rename them to vocab.json and merges.txt"),
     ],
 )
 def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, files, to_do):
@@ -188,7 +179,7 @@ def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, fi
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value) and not capfd.readouterr().err
     if "write a" in str(caught.value):
-        for theirs, ours in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+        for theirs, ours in OLD_NAMES.items():
             if theirs in files:
                 (tmp_path / theirs).rename(tmp_path / ours)
         (tmp_path / "tokenizer_config.json").write_text(re.search(r"\{.*\}", str(caught.value))[0])
@@ -201,9 +192,7 @@ QWEN = {"model_type": "qwen2"}
 @pytest.mark.parametrize("config, name", [(QWEN, None), (QWEN, "Qwen2TokenizerFast"), ({}, "GPT2TokenizerFast")])
 def test_a_folder_is_read_by_the_rule_in_its_tokenizer_json(tmp_path, config, name):
     """Reference: the library's own reading of the file. Its rule takes three digits together and has no normalizer."""
-    shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    fields = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "tokenizer_class": name}))
+    copy_tokenizer(tmp_path, tokenizer_class=name)
     (tmp_path / "config.json").write_text(json.dumps(config))
     of_file = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     for backend in (load_tokenizer(tmp_path).backend_tokenizer, DocumentEncoder(load_tokenizer(tmp_path))._backend):
@@ -221,8 +210,7 @@ def test_an_option_of_the_config_stays(place, tmp_path):
     """Lower case as the config says: what transformers offers to set beside a tokenizer.json."""
     folder = shutil.copytree(place / "tiny", tmp_path / "model")
     for lower_case in (True, False):
-        fields = json.loads((folder / "tokenizer_config.json").read_text())
-        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "do_lower_case": lower_case}))
+        change_json(folder / "tokenizer_config.json", do_lower_case=lower_case)
         assert (load_tokenizer(folder).tokenize("A") == ["a"]) == lower_case
 
 
@@ -294,21 +282,14 @@ KINDS = {
     "nfkc": nfkc,
 }
 ENGLISH = "the cat sat on a mat\n" * 5
+CHINESE = "这座小城建在河的两岸"
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "lost"),
     [
-        (
-            "vanishes",
-            "这座小城建在河的两岸" * 6,
-            "does not know 100% of the first 60 characters, such as 这 座 小 城 建;",
-        ),
-        (
-            "unknown",
-            "the cat\n" + "dogs ran over " * 9,
-            "does not know 94% of the first 105 characters, such as o r e a d;",
-        ),
+        ("vanishes", CHINESE * 6, "does not know 100% of the first 60 characters, such as 这 座 小 城 建;"),
+        ("unknown", "the cat\n" + "dogs ran over " * 9, "94% of the first 105 characters, such as o r e a d;"),
         ("bert", "这座小城 the cat" * 9, ": spaces, 4 characters (这 座 小 城); bits per byte"),
         ("bert", "The  Cat\nsat" * 9, ": case, spaces, line breaks; bits per byte"),
         ("vanishes", ENGLISH + "河", ": line breaks, 1 character (河); bits"),
@@ -338,7 +319,7 @@ def test_each_command_compares_a_text_with_what_the_tokenizer_keeps(tmp_path, ca
     tokenizer.save_pretrained(folder)
     Path(vocabulary).write_text("\n".join(wordpiece([*WORDS[:5], *LETTERS], True).get_vocab()))
     english = write_texts(tmp_path / "en.jsonl", [f"{ENGLISH} the cat sat on {'a ' * i}" for i in range(40)])
-    chinese = write_texts(tmp_path / "zh.jsonl", ["这座小城建在河的两岸"] * 40)
+    chinese = write_texts(tmp_path / "zh.jsonl", [CHINESE] * 40)
     run = {"tokenizer_path": folder, "out_dir": tmp_path}
     helpers.train(data_path=english, **run)
     told = f"note: {english}: the tokenizer {folder} loses some of the text: spaces, line breaks"

@@ -21,7 +21,7 @@ from encoders.glue.job import GlueJob, layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
-from tests.helpers import ROOT, before_update
+from tests.helpers import ROOT, before_update, records, write_records
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
@@ -124,7 +124,7 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
     found = fine_tune(place, tmp_path, task="stsb", eval_interval=3, warmup_share=0.3, **options)["stsb"]["seeds"]["42"]
     folder = tmp_path / "stsb" / "seed_42"
     assert found["updates"] == 7 and found["checkpoints"].keys() == {"3", "6"}
-    lines = list(map(json.loads, (folder / "stsb_seed_42.metrics.jsonl").read_text().splitlines()))
+    lines = records(folder / "stsb_seed_42.metrics.jsonl", None)
     evaluated = {line["update"]: line["pearson"] for line in lines if "val_loss" in line}
     assert evaluated.keys() == {3, 6, 7} and len(set(evaluated.values())) == 3
     kept = {update: values["pearson"] for update, values in found["checkpoints"].items()}
@@ -241,16 +241,15 @@ def test_flags_of_the_published_script_mean_what_they_meant():
 def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
     """What is wanted stands in the text. References: the labels, and scikit-learn's figure of the written predictions."""
     generator = random.Random(0)
-    labels = {}
+    labels, files = {}, {}
     for part, n in (("train", 24), ("dev", 10), ("test", 10)):
-        lines, labels[part] = [], []
+        records, labels[part] = [], []
         for _ in range(n):
             i = generator.randrange(3)
             text = " ".join(["hij"[i], *generator.choices("abcdefg", k=generator.randint(0, 9))])
             labels[part].append(["bad", "fair", "good"][i] if kind == "classification" else 2.5 * i - 7)
-            lines.append(json.dumps({"title": text, "body": "g", "stars": labels[part][-1]}) + "\n")
-        (tmp_path / f"{part}.jsonl").write_text("".join(lines))
-    files = {f"{part}_file": tmp_path / f"{part}.jsonl" for part in labels}
+            records.append({"title": text, "body": "g", "stars": labels[part][-1]})
+        files[f"{part}_file"] = write_records(tmp_path / f"{part}.jsonl", records)
     options = {"task": "reviews", "kind": kind, "data_dir": None, "text": ["title", "body"], "label": "stars", **files}
     found = fine_tune(place, tmp_path / "out", **options, epochs=15, learning_rate=2e-2, do_predict=1, dropout=0)
     metrics = {"classification": {"accuracy", "macro_f1"}, "regression": {"pearson", "spearman"}}[kind]

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from encoders.glue import job
 from encoders.glue.job import FAMILIES, layer_groups, order_classes
 from tests.encoders.glue.glue_helpers import arguments, complaint
+from tests.helpers import change_json
 from trainer import train_glue
 
 # Those that differ most in pairs, padding and parts; `make test-all` trains the others too.
@@ -30,20 +31,13 @@ FIELDS = {
     "xlm": {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "embed_init_std": 0.2, "init_std": 0.2},
     "xlnet": {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32},
 }
-# Specials in the order of their ids; of XLNet, RoBERTa and XLM-R two of them stand where BERT has one.
-SPECIALS = {
-    "albert": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
-    "deberta-v2": ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
-    "xlnet": ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"),
-    "xlm-roberta": ("<s>", "<pad>", "</s>", "<unk>"),
-    "camembert": ("<s>", "<pad>", "</s>", "<unk>"),
-}
+# {family: (its tokenizer, specials in the order of their ids)}; of XLNet, RoBERTa and XLM-R two of them stand where BERT has one.
 UNIGRAM = {
-    "albert": transformers.AlbertTokenizer,
-    "deberta-v2": transformers.DebertaV2Tokenizer,
-    "xlnet": transformers.XLNetTokenizer,
-    "xlm-roberta": transformers.XLMRobertaTokenizer,
-    "camembert": transformers.CamembertTokenizer,
+    "albert": (transformers.AlbertTokenizer, "<pad> <unk> [CLS] [SEP] [MASK]"),
+    "deberta-v2": (transformers.DebertaV2Tokenizer, "[PAD] [CLS] [SEP] [UNK] [MASK]"),
+    "xlnet": (transformers.XLNetTokenizer, "<unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop>"),
+    "xlm-roberta": (transformers.XLMRobertaTokenizer, "<s> <pad> </s> <unk>"),
+    "camembert": (transformers.CamembertTokenizer, "<s> <pad> </s> <unk>"),
 }
 # Parameters of a layer, and those that lie below all layers; all others are the head's.
 LAYERS = r"\.layers?\.(\d+)\.|layer_groups\.(\d+)\.|\.(?:attentions|layer_norm1|ffns|layer_norm2)\.(\d+)\."
@@ -53,10 +47,11 @@ BELOW = r"embedding|encoder\.LayerNorm|relative_attention_bias|layer_norm_emb|ma
 def tokenizer_of(family, folder):
     """As checkpoints of a family have it."""
     if family in UNIGRAM:
-        pieces = [(name, 0.0) for name in SPECIALS[family]] + PIECES
+        kind, specials = UNIGRAM[family]
+        pieces = [(name, 0.0) for name in specials.split()] + PIECES
         if family in ("xlm-roberta", "camembert"):
             pieces.append(("<mask>", 0.0))
-        return UNIGRAM[family](vocab=pieces)
+        return kind(vocab=pieces)
     if family == "xlm":
         entries = ["<s>", "</s>", "<pad>", "<unk>", *(f"{x}</w>" for x in LETTERS)]
         entries += [f"<special{i}>" for i in range(10)]
@@ -115,8 +110,7 @@ def test_the_saved_folder_gives_in_transformers_what_the_evaluation_said(family,
     AutoModelForSequenceClassification.from_config(config_of(family, tokenizer)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     # Whatever a folder says: XLNet's head reads the last position.
-    of_tokenizer = tmp_path / "model" / "tokenizer_config.json"
-    of_tokenizer.write_text(json.dumps({**json.loads(of_tokenizer.read_text()), "padding_side": "right"}))
+    change_json(tmp_path / "model" / "tokenizer_config.json", padding_side="right")
     pairs = write_pairs(tmp_path / "glue" / "STS-B")
     said = []
 

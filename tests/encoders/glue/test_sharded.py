@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from tests import helpers
 from tests.encoders.glue.glue_helpers import arguments, make_place
 from tests.helpers import new_port, run_ranks
 from trainer import train_glue
@@ -43,8 +44,7 @@ def results(folder):
 
 
 def losses(folder):
-    lines = (folder / "cola" / "seed_42" / "cola_seed_42.metrics.jsonl").read_text().splitlines()
-    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+    return helpers.losses(folder / "cola" / "seed_42" / "cola_seed_42.metrics.jsonl")
 
 
 def model_file(folder, name="model"):

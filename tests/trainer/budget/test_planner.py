@@ -1,6 +1,5 @@
 """--budget and its relatives as a user meets them. References: the same run by the flags that the plan prints; the clock."""
 
-import json
 import shlex
 import time
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ import torch
 import yaml
 
 from common.errors import UserError
-from tests.helpers import assert_same_weights, command_line, flags, losses, train, trainer_of, write_corpus
+from tests.helpers import assert_same_weights, command_line, flags, losses, records, train, trainer_of, write_corpus
 from trainer import train_pretrain
 from trainer.budget import clock, costs, laws, planner
 from trainer.budget.plan import plan_path, write_plan
@@ -232,8 +231,7 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
     assert "2 processes of 1 thread share each micro-batch" in two.stdout
     command = repeated_command(two.stdout)
     one = trainer_of(train_pretrain.main, [*command, "--cpu_processes", "1", "--out_dir", str(tmp_path / "one")])
-    lines = (tmp_path / "two" / "pretrain_16.metrics.jsonl").read_text().splitlines()
-    of_two = [line for line in map(json.loads, lines) if "loss" in line]
+    of_two = records(tmp_path / "two" / "pretrain_16.metrics.jsonl")
     assert of_two[-1]["update"] == one.progress.update and of_two[-1]["tokens"] == one.progress.tokens
     assert [line["loss"] for line in of_two] == pytest.approx(losses(one), rel=1e-5)
 

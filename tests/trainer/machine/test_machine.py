@@ -12,13 +12,13 @@ import torch
 
 from common.errors import UserError
 from common.processes import ignore_stop_signals
-from tests.helpers import complaint
+from tests.helpers import before_update, complaint, train
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_device, pick_dtype, seed_everything
+from trainer.machine.devices import deterministic, pick_device, pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, init_distributed_mode, rendezvous_store
 
 CPU = torch.device("cpu")
@@ -191,3 +191,24 @@ def test_other_errors_of_torch_keep_their_traceback():
     assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
     wrong_here = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected"
     assert error_line(torch.distributed.DistBackendError(wrong_here)) is None
+
+
+def test_an_operation_without_a_deterministic_form_ends_the_run_with_its_name():
+    """Reference: torch.Tensor.put_, which PyTorch lists among those that raise."""
+    with pytest.raises(RuntimeError) as refused, deterministic():
+        torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
+    assert not torch.are_deterministic_algorithms_enabled()
+    line, code = error_line(refused.value)
+    assert line.startswith("--deterministic 1: put_ has no deterministic form") and code == 2
+
+
+def test_a_run_on_a_gpu_computes_deterministically_unless_told_not_to(data, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    seen = []
+    for on_gpu, wanted in ((True, 1), (True, 0), (False, 1)):
+        look = before_update(1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+        with simulated_cuda() if on_gpu else contextlib.nullcontext(), look:
+            device = None if on_gpu else "cpu"
+            train(data_path=data, out_dir=tmp_path, max_updates=1, deterministic=wanted, device=device)
+    # On a CPU every run gives the same bits anyway.
+    assert seen == [True, False, False]

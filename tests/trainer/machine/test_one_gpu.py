@@ -1,6 +1,6 @@
-"""A start of the trainer on a machine with one GPU, which simulated_cuda.py plays. Reference: the same run on the CPU."""
+"""A start of the trainer on a machine with one GPU, which simulated_cuda.py plays, and on a Mac with one, which simulated_mps.py
+plays. Reference: the same run on the CPU."""
 
-import json
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,6 +15,7 @@ from model.fast import flex_attention
 from tests.faults.harness import rank_environments
 from tests.helpers import assert_same_weights, flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
+from tests.trainer.machine.simulated_mps import simulated_mps
 from trainer import engine, snapshot, train_pretrain
 from trainer.budget import planner
 from trainer.machine import compiling, measure
@@ -28,7 +29,7 @@ def test_pretraining_starts_and_ends_there(tmp_path):
     assert run.engine.device == torch.device("cuda", 0)
     assert cuda.chosen[0] == 0 and cuda.mode.asked > 0
     assert run.progress.update > 0
-    start = json.loads(next((tmp_path / "gpu").glob("*.metrics.jsonl")).read_text().splitlines()[0])
+    start = records(next((tmp_path / "gpu").glob("*.metrics.jsonl")), None)[0]
     assert start["machine"]["gpu"] == "Simulated GPU"
     assert losses(run) == losses(train(data_path=data, out_dir=tmp_path / "cpu"))
 
@@ -166,3 +167,16 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
         assert device == torch.device("cuda", local_rank) and cuda.chosen == [local_rank]
         assert init.call_args.args == (backend,)
         assert init.call_args.kwargs["device_id"] == (device if nccl else None)
+
+
+def test_pretraining_starts_ends_and_goes_on_on_a_mac(data, tmp_path):
+    options = {"data_path": data, "dtype": "float32", "val_fraction": 0.2, "use_moe": 1}
+    with simulated_mps() as mode:
+        run = train(**options, out_dir=tmp_path / "mac", device=None)
+        losses_there = losses(run)
+        again = train(**options, out_dir=tmp_path / "mac", device=None, epochs=2, from_resume=1)
+    assert run.engine.device.type == "mps" and mode.asked > 0
+    assert again.progress.epoch == 2
+    # Sums for the log are in float32 there.
+    on_cpu = train(**options, out_dir=tmp_path / "cpu", device="cpu")
+    assert losses_there == pytest.approx(losses(on_cpu), rel=1e-5)

@@ -1,5 +1,6 @@
 """The report page: nothing of a curve's range is lost, nothing of a text is markup, nothing is fetched."""
 
+import gzip
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from common.start import ROOT, next_command
 from scripts import report
 from tests.helpers import records, train
 from trainer.reporting.html_report import write_report
-from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample
+from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample, quality
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
@@ -157,3 +158,29 @@ def test_what_is_no_metrics_file_is_named(tmp_path, content):
     with pytest.raises(UserError, match=r"\*.metrics.jsonl"):
         (tmp_path / "empty").mkdir()
         report.main([str(tmp_path / "empty")])
+
+
+def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
+    path = metrics_file(tmp_path / "a.metrics.jsonl", start={"data": {**START["data"], "gzip": 3.0}})
+    trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 1.5}
+    add(path, {"step": 49, "update": 49, "tokens": 4900, "expected_loss": 1.5})
+    add(path, {"step": 50, "update": 50, "tokens": 5000, "trained": [trained]})
+    # A loss of 1.25 nats a token was 0.75 bits a byte, so 1.5 nats are 0.9.
+    expected = [("this model", 0.75), ("expected", pytest.approx(0.9)), ("gzip", 3.0)]
+    assert quality(RunRecords.read(path)) == expected
+    page = page_of(path)
+    order = ["<svg", "How good is this?", "width: 25.0%", ">3.000<", "<h2>Samples", "<h2>Go on", "<h2>Figures"]
+    order += ["<h2>More curves", "<h2>Settings", "<details"]
+    places = [page.index(part) for part in order]
+    assert places == sorted(places)
+    # What was trained of each source
+    assert "<td>12,345</td>" in page and "&lt;b&gt;web&lt;/b&gt;/" in page and "<b>web" not in page
+
+
+def test_a_run_notes_what_gzip_needs(data, tmp_path):
+    """Reference: the texts that were held out."""
+    run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2, max_updates=1)
+    texts = [record["text"] for record in records(data, None)]
+    raw = "\n".join(texts[document] for document in run.job.corpus.val_documents).encode()
+    start = RunRecords.read(run.reporter.file.name).start_record("data")
+    assert start["gzip"] == 8 * len(gzip.compress(raw, 9)) / len(raw)

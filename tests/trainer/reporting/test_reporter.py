@@ -2,14 +2,13 @@
 
 import io
 import itertools
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from tests.helpers import losses, train
+from tests.helpers import losses, records, train
 from trainer.job import Progress
 from trainer.reporting.reporter import Reporter, Stopwatch
 
@@ -30,8 +29,7 @@ def test_samples_of_any_language_end_no_run(data, tmp_path):
     with mock.patch("sys.stdout", terminal):
         train(data_path=data, out_dir=tmp_path / "猫", sample_prompts="猫", max_updates=1)
     terminal.flush()
-    lines = (tmp_path / "猫" / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    (sample,) = (record for record in map(json.loads, lines) if "text" in record)
+    (sample,) = records(tmp_path / "猫" / "pretrain_16.metrics.jsonl", "text")
     assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.buffer.getvalue().decode("cp1252")
 
 

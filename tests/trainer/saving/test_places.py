@@ -1,6 +1,5 @@
 """A run that could not write its files ends at its start, in one line; one that ended before its first save leaves nothing."""
 
-import json
 import os
 import shutil
 from collections import namedtuple
@@ -10,7 +9,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
-from tests.helpers import flags
+from tests.helpers import flags, records
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import parts
@@ -87,8 +86,7 @@ def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypa
         assert folders(out) == []
     train_pretrain.main(arguments)
     assert folders(out) == ["pretrain_16_resume"]
-    lines = [json.loads(line) for line in (out / "pretrain_16.metrics.jsonl").read_text().splitlines()]
-    assert sum("settings" in line for line in lines) == 1
+    assert len(records(out / "pretrain_16.metrics.jsonl", "settings")) == 1
 
 
 @pytest.mark.slow
