@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.
 SHARED = REFERENCE
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no reference material at {SHARED} (MINIMIND_REFERENCE)")
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 
 
 def tiny_model(seed=0, **fields):
@@ -119,8 +120,7 @@ def swap_entries(folder):
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)
-    sentence = "the cat sat on a mat while dogs ran over far hills and rain fell"
-    texts = (generator.choices(sentence.split(), k=generator.randint(1, 30)) for _ in range(n_documents))
+    texts = (generator.choices(WORDS, k=generator.randint(1, 30)) for _ in range(n_documents))
     write_texts(path, map(" ".join, texts))
     return path
 

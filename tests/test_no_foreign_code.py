@@ -63,14 +63,8 @@ def generating(folder, tmp_path):
 
 def evaluating(folder, tmp_path):
     data = write_corpus(tmp_path / "data.jsonl")
-    options = [
-        "--weight",
-        write_weights(tmp_path / "pretrain_32", vocab_size=6400),
-        "--tokenizer_path",
-        str(folder),
-        "--device",
-        "cpu",
-    ]
+    weight = write_weights(tmp_path / "pretrain_32", vocab_size=6400)
+    options = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu"]
     return evaluate.main, ["perplexity", "--data_path", str(data), *options]
 
 

@@ -45,9 +45,8 @@ def test_every_cell_runs_in_a_fresh_folder(tmp_path, monkeypatch):
         assert "Epoch:" not in printed(cell) and "run: " in printed(cell)
     assert len(printed(writing).partition("Return the")[2]) > 20 and printed(chat).splitlines()[-1].strip()
     assert "model.zip" in export.outputs[-1].data["text/html"]
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
-        *zipfile.ZipFile(tmp_path / "model.zip").namelist()
-    }
+    names = zipfile.ZipFile(tmp_path / "model.zip").namelist()
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(names)
 
 
 @pytest.mark.parametrize(

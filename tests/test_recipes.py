@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.chats import turn, write_chats
 from tests.helpers import ROOT, change_json, flags, records, write_corpus, write_records
@@ -193,8 +194,6 @@ def test_a_job_trains_resumes_and_reports(copy, tmp_path):
     assert "report: " in run_all(copy, *commands)
     lines = records(tmp_path / "a" / "bytes.metrics.jsonl")
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
-    import torch
-
     first, second = (torch.load(tmp_path / name / "bytes.pth", weights_only=True)["weight"] for name in "ab")
     assert torch.equal(first, second)
     assert (tmp_path / "a" / "bytes.report.html").is_file()
@@ -205,7 +204,6 @@ def test_a_job_trains_resumes_and_reports(copy, tmp_path):
 def test_adapters_and_a_preference_job(copy, tmp_path):
     """References: which matrices stay, log 2 (the loss of a model that is its own reference), a run that is not stopped."""
     pytest.importorskip("peft")
-    import torch
 
     def weights(path):
         return torch.load(path, weights_only=True)

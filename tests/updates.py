@@ -49,10 +49,8 @@ def plan_of(kind):
 
 
 def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, prepare=None):
-    """The gradients of every update of an epoch, [update][parameter], cut in this way.
-
-    group_size: how many ranks have the model together. prepare(model): called before it is sharded.
-    """
+    """The gradients of every update of an epoch, [update][parameter], cut in this way; group_size ranks have the model together,
+    on which prepare(model) is called before."""
     ranks = ranks or Ranks()
     # Other weights on each rank: all get those of rank 0.
     model = tiny_model(ranks.rank, **ALL_KINDS[kind][0])

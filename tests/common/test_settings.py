@@ -7,17 +7,12 @@ import pytest
 from common.settings import write_settings
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
-from tests.helpers import ROOT, complaint
+from tests.helpers import ROOT, argument_list, complaint
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
-COMMANDS = {
-    "pretrain": (PretrainSettings, []),
-    "sft": (SftSettings, []),
-    "electra": (ElectraSettings, []),
-    "glue": (GlueSettings, GLUE),
-}
+COMMANDS = {"pretrain": PretrainSettings, "sft": SftSettings, "electra": ElectraSettings, "glue": GlueSettings}
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 COMMON = {
     "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100, "report": True, "tracker": "none", "use_wandb": False,
@@ -78,9 +73,8 @@ for of_texts in ("text_field", "text_suffixes", "long_documents", "parse_special
 def test_every_flag_is_there_and_has_its_default(command, monkeypatch):
     # in a folder without weights, of which train_sft.py would take the newest
     monkeypatch.setattr(Path, "glob", lambda *_: [])
-    kind, given = COMMANDS[command]
-    settings = vars(kind.parse(given))
     required = {"task": "cola", "data_dir": "glue"} if command == "glue" else {}
+    settings = vars(COMMANDS[command].parse(argument_list(required)))
     assert settings | DEFAULTS[command] | required == settings
     # 0 == False and 1 == True, which a settings file would write differently.
     for name, value in DEFAULTS[command].items():
@@ -100,14 +94,9 @@ GIVEN = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_settings_file_gives_the_same_settings(command, tmp_path):
-    kind, _ = COMMANDS[command]
-    settings = kind.parse(GIVEN[command])
+    settings = COMMANDS[command].parse(GIVEN[command])
     write_settings(settings, tmp_path / "run.settings.yaml")
-    assert kind.parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
-
-
-def test_a_flag_of_several_values_may_come_several_times():
-    assert PretrainSettings.parse(["--data_path", "a", "b", "--data_path", "c"]).data_path == ["a", "b", "c"]
+    assert COMMANDS[command].parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
 
 
 @pytest.mark.parametrize(
@@ -137,9 +126,10 @@ def test_a_list_of_texts_may_look_like_flags(texts, tmp_path):
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\n")
-    settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), "--data_path", "c.jsonl"])
+    paths = ["--data_path", "a", "b", "--data_path", "c"]
+    settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), *paths])
     assert (settings.batch_size, settings.learning_rate, settings.pack, settings.use_moe) == (4, 3e-4, False, True)
-    assert settings.data_path == ["c.jsonl"]
+    assert settings.data_path == ["a", "b", "c"], "a flag of several values may come several times"
 
 
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):

@@ -43,18 +43,22 @@ def corpus(scratch):
     return make_corpus(scratch / "corpus" / "corpus.jsonl")
 
 
+@pytest.fixture(scope="session")
+def new_lab(scratch, server, tokenizer, corpus):
+    """new_lab(**settings): a Lab in a folder of its own."""
+    return lambda **settings: Lab(tempfile.mkdtemp(dir=scratch), server, tokenizer, corpus, **settings)
+
+
 @pytest.fixture
-def lab(scratch, server, tokenizer, corpus):
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    yield Lab(folder, server, tokenizer, corpus)
-    shutil.rmtree(folder, ignore_errors=True)
+def lab(new_lab):
+    lab = new_lab()
+    yield lab
+    shutil.rmtree(lab.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def whole(scratch, server, tokenizer, corpus):
+def whole(new_lab):
     """A run that nothing disturbed, for comparison: its Lab; the run is called "whole"."""
-    folder = scratch / "whole"
-    folder.mkdir()
-    lab = Lab(folder, server, tokenizer, corpus)
-    lab.run("whole", hooks={"ledger": {"path": str(folder / "ledger")}})
+    lab = new_lab()
+    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "ledger")}})
     return lab

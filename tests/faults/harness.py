@@ -39,10 +39,8 @@ def make_tokenizer(folder):
 def make_corpus(path, n_documents=60, seed=0):
     """Documents of 6 to 28 characters, each beginning with its number, so that no two are alike."""
     generator = random.Random(seed)
-    texts = []
-    for i in range(n_documents):
-        texts.append(f"{i:03d} " + "".join(generator.choices("abcdefgh ", k=generator.randint(2, 24))))
-    return Path(write_texts(path, texts))
+    texts = [generator.choices("abcdefgh ", k=generator.randint(2, 24)) for _ in range(n_documents)]
+    return Path(write_texts(path, [f"{i:03d} {''.join(text)}" for i, text in enumerate(texts)]))
 
 
 def rising(folder):
@@ -207,11 +205,8 @@ class Lab:
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]
 
     def ledger(self, path):
-        """{update: (sorted pieces, cross-entropy sum)} over all ranks.
-
-        An update that was done again after a kill counts as done last: an attempt's line replaces those of earlier
-        attempts with its number or a higher one, on any rank.
-        """
+        """{update: (sorted pieces, cross-entropy sum)} over all ranks. What was done again after a kill counts as done last: a line
+        replaces those of earlier attempts with its number or a higher one, on any rank."""
         files = Path(path).parent.glob(f"{Path(path).name}.*")
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         updates = {}

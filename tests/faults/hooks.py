@@ -3,6 +3,7 @@
 import atexit
 import errno
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ from common import files
 from dataset import loader
 from dataset.batches import Assembler
 from trainer import engine
+from trainer.machine import devices
 from trainer.saving import checkpoint
 from trainer.saving.saver import Saver
 
@@ -212,10 +214,7 @@ def save_again():
 
 
 def full_disk(at_tries, offset, ending=".pt"):
-    """In these tries to save the disk takes `offset` bytes of each of its files. (A limit of the process would hit the ledger too.)
-
-    ending: ".pt" of checkpoints, ".pth" of weights.
-    """
+    """In these tries to save the disk takes `offset` bytes of each file; ending: ".pt" of checkpoints, ".pth" of weights."""
     count, enter, write = 0, files.HashingWriter.__init__, files.HashingWriter.write
 
     def start(self, file):
@@ -261,19 +260,12 @@ def slow_evaluation(seconds):
 
 def any_cpu_has_bfloat16():
     """bfloat16 on a CPU that only emulates it."""
-    from trainer.machine import devices
-
     devices.cpu_has_bfloat16 = lambda: True
 
 
 def kill_worker_at(updates, rank=0):
     """kill -9 of a loader process of this rank before each of the updates."""
-    import multiprocessing
-
-    def kill():
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-    at_update(updates, kill, rank)
+    at_update(updates, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL), rank)
 
 
 def bad_batch(at, rank=0):

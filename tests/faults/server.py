@@ -1,8 +1,6 @@
-"""A process that has imported the trainer and forks a copy of itself for each run, which spares the seconds of imports.
-
-It reads one JSON request a line from standard input and ends with it. A run gets its flags, environment and hooks
-(tests/faults/hooks.py) from the request, writes to `{log}.out` and `{log}.err`, and its exit code appears in `{log}.status`.
-"""
+"""A process that has imported the trainer and forks a copy of itself for each run, which spares the seconds of imports. It reads a
+JSON request a line, with the flags, environment and hooks (hooks.py) of a run, and ends with its standard input. A run writes to
+`{log}.out` and `{log}.err`; its exit code appears in `{log}.status`."""
 
 import contextlib
 import gc

@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Lab, digest
+from tests.faults.harness import digest
 from trainer.saving.checkpoint import digest_line, verified
 from trainer.saving.weights import save_with_digest
 
 
 @pytest.fixture(scope="module")
-def stopped(scratch, server, tokenizer, corpus):
+def stopped(new_lab):
     """The folder of a run that was stopped after update 5, to be copied."""
-    folder = scratch / "stopped"
-    folder.mkdir()
-    lab = Lab(folder, server, tokenizer, corpus)
+    lab = new_lab()
     assert lab.start("run", {"signal_at": {"updates": [5]}}).wait() == 143
-    return folder / "run"
+    return lab.folder / "run"
 
 
 def test_more_epochs_are_announced(lab, whole):

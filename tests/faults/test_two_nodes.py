@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Lab, digest
+from tests.faults.harness import digest
 from tests.faults.two_nodes import Job, reason_against, two_nodes
 from tests.helpers import wait_until
 
@@ -36,11 +36,9 @@ def nodes(connected_nodes):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(scratch, server, tokenizer, corpus):
+def undisturbed(new_lab):
     """The Lab of the run, by two processes of this machine."""
-    folder = scratch / "undisturbed"
-    folder.mkdir()
-    lab = Lab(folder, server, tokenizer, corpus, **RUN)
+    lab = new_lab(**RUN)
     lab.run_ranks("whole")
     return lab
 

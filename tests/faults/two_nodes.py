@@ -1,12 +1,6 @@
-"""Two nodes on one machine: network namespaces that are joined by a cable, with a launcher in each.
-
-A node has an address, processes of its own, and no other network than the cable to the other node:
-
-    node 0 (192.0.2.1)  eth0 ======== eth0  (192.0.2.2) node 1
-
-Everything is made within the namespaces, and is gone with the processes that hold them, also after kill -9 of the tests.
-The nodes see the same files, as those of a cluster do.
-"""
+"""Two nodes on one machine: network namespaces with an address and processes of their own, joined by a cable, with a launcher in
+each. All is gone with the processes that hold the namespaces, also after kill -9 of the tests. The nodes see the same files, as
+those of a cluster do."""
 
 import contextlib
 import json

@@ -14,12 +14,11 @@ from model.weight_record import ROW_LENGTH_FIELD
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from scripts.evaluate import ratio, share
-from tests.helpers import write_records
+from tests.helpers import WORDS, write_records
 from tests.scripts.test_export import write
 from trainer.saving.weights import save_pth
 
 PAIR = '{"sentence_good": "a b", "sentence_bad": "b"}\n'
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 
 
 @pytest.fixture(scope="module")

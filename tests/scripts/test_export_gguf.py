@@ -91,9 +91,6 @@ def changed(tokens, folder, values):
     return folder
 
 
-# ------------------------------------------------------------------------------------------- weights
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tensors_have_the_names_and_types_that_llama_cpp_wants(kind, tmp_path, tokens):
     """Reference: the table of the package gguf."""
@@ -178,9 +175,6 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, t
     with pytest.raises(ValueError, match=message):
         export(tmp_path, tokens, **fields)
     assert not list(tmp_path.glob("model*"))
-
-
-# ----------------------------------------------------------------------------------------- tokenizer
 
 
 def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path, tokens):
@@ -299,8 +293,6 @@ def test_the_folder_of_an_export_becomes_the_same_file(kind, tmp_path, tokens):
     export_gguf.export(tmp_path / "hf", again)
     assert again.read_bytes() == path.read_bytes()
 
-
-# ----------------------------------------------------------------------------------------- llama.cpp
 
 HARD_TEXTS = (
     "I'M sure HE'LL, we'Ve, they'd; 'S 's ''s '\u017f \u212a's",

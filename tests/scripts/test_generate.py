@@ -12,6 +12,7 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts import export_hf, generate
+from scripts.common import load_model
 from tests.chats import turn
 from tests.helpers import ROOT, complaint, copy_tokenizer, swap_entries, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -40,8 +41,6 @@ def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
 
 def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
     """Reference: the argmax of full forwards, BOS in front as in training (not doubled)."""
-    from scripts.common import load_model
-
     model = load_model(weight)
     ids = [1, *DocumentEncoder(tokenizer).encode(["the cat"])[0][1:-1]]
     text = torch.tensor([ids])

@@ -91,15 +91,8 @@ def test_a_text_ends_when_the_browser_leaves(server):
     assert tokens.call_count < 500
 
 
-STRANGERS = [
-    {"Host": "evil.example"},
-    {"Host": "127.0.0.1.evil.example"},
-    {"Host": "192.168.0.3"},
-    {"Host": None},
-    {"Origin": "http://evil.example"},
-    {"Origin": "null"},
-    {"Origin": "https://127.0.0.1"},
-]
+STRANGERS = [{"Host": host} for host in ("evil.example", "127.0.0.1.evil.example", "192.168.0.3", None)]
+STRANGERS += [{"Origin": origin} for origin in ("http://evil.example", "null", "https://127.0.0.1")]
 
 
 def test_other_hosts_and_origins_are_refused(server):

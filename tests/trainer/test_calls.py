@@ -37,9 +37,7 @@ def state_of_process():
 
 
 def test_calls_have_the_bits_of_the_command(data, weights, tmp_path, monkeypatch):
-    """Two in a row, the second in a thread. They use a process group of the program, as a worker of Ray Train has one, and leave
-    the process as it was. The clock of a budget starts at the call.
-    """
+    """Two, the second in a thread, in a process group of the program, as of Ray Train. Budgets start at the call; nothing is left."""
     for variable in ("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=localhost", "MASTER_PORT=1"):
         monkeypatch.setenv(*variable.split("="))
     monkeypatch.setattr(processes, "_start_time", time.monotonic() - 3600)

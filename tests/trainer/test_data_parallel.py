@@ -193,13 +193,9 @@ def test_sums_of_three_ranks_have_the_same_bits_at_a_start_and_later():
         assert all(torch.equal(p, q) for p, q in zip(first, third, strict=True))
 
 
-def test_sums_in_shared_memory_equal_those_of_gloo_bitwise(both):
+def test_sums_in_shared_memory_and_muon_with_divided_matrices_equal_those_of_gloo_and_muon_alone_bitwise(both):
     for result in both:
         assert all(result["shared"])
-
-
-def test_muon_with_divided_matrices_equals_muon_alone_bitwise(both):
-    for result in both:
         alone, divided = result["muon"]
         assert all(torch.equal(p, q) for p, q in zip(alone, divided, strict=True))
 

@@ -1,9 +1,6 @@
-"""No host wait in a steady update on a GPU, as far as a machine without one can tell.
-
-Whole runs of the trainer go with CUDA simulated. From their third update on, the engine may call no operator that reads
-a tensor or whose result has a size that depends on one, and read no tensor itself; and no batch or number may be copied
-to the device in a way that makes the host wait. What compiled code does is not seen; `make gpu` asks torch itself.
-"""
+"""No host wait in a steady update on a GPU, as far as a machine without one can tell: whole runs with CUDA simulated. From their
+third update on nothing may read a tensor, have a size that depends on one, or be copied to the device in a way that makes the
+host wait. What compiled code does is not seen; `make gpu` asks torch itself."""
 
 import contextlib
 from unittest import mock

@@ -91,13 +91,10 @@ def test_a_question_is_encoded_as_it_was_in_training():
     assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
 
 
-def test_folders_of_earlier_releases_have_our_template(tmp_path):
+def test_folders_of_earlier_releases_have_our_template_and_others_are_refused_with_what_to_do(tmp_path):
     """It had the marks of generation."""
     earlier = load_tokenizer(copy_tokenizer(tmp_path, chat_template=MARKED_TEMPLATE))
     assert ChatEncoder(earlier).fingerprint == ENCODER.fingerprint
-
-
-def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):
     other = load_tokenizer(ROOT / "model")
     other.chat_template = "{{ messages }}"
     with pytest.raises(ValueError, match="copy the chat_template and the eos_token of model/tok"):

@@ -45,3 +45,11 @@ def jaccard(first: str, second: str) -> float:
         plain = " ".join(text.lower().split()).ljust(5)
         sets.append({plain[i : i + 5] for i in range(len(plain) - 4)})
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def planted(lowest: float = 0.8) -> tuple[list[str], list[str], list[str]]:
+    """(60 texts that are unlike each other, half of them Chinese; copies of 20 to the letter; near ones of 10)"""
+    generator = random.Random(0)
+    unlike = [english(generator) for _ in range(30)] + [chinese(generator) for _ in range(30)]
+    near = [changed(text, generator, lowest, 0.95) for text in generator.sample(unlike, 10)]
+    return unlike, generator.sample(unlike, 20), near

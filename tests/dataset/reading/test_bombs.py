@@ -1,7 +1,5 @@
-"""Small files that stand for far more than memory holds, and documents beyond what is held: bounded memory, one line.
-
-References: a process that may not take more memory, and the same file without the long document.
-"""
+"""Small files that stand for far more than memory holds, and long documents: bounded memory, one line. References: a process that
+may not take more memory, and the same file without the long document."""
 
 import gzip
 import json
@@ -113,8 +111,7 @@ def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows,
     assert "is longer than 256 MB; cut its text into several documents (by the file's own sizes" in said
 
 
-# ------------------------------------------------------------------------- the limit on a document, made small
-
+# The limit on a document, made small
 LIMIT = 1000
 
 

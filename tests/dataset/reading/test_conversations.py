@@ -88,11 +88,7 @@ def calling(arguments):
     return {"messages": [ASKED, turn("assistant", "", tool_calls=[{"name": "f", "arguments": arguments}])]}
 
 
-def nested(levels):
-    value = {}
-    for _ in range(levels):
-        value = {"a": value}
-    return value
+NESTED = json.loads('{"a": ' * MAX_TOOL_DEPTH + "{}" + "}" * MAX_TOOL_DEPTH)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +96,7 @@ def nested(levels):
     [
         ({"text": "a"}, "no conversation", "the keys: 'text'"),
         ({"conversations": []}, "no conversation", "no list of messages"),
-        ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "no assistant message says"),
-        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "or all have the weight 0"),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "says or calls anything, or all"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "0.5 is neither 0 nor 1"),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "content is no text", "message 2"),
@@ -122,7 +117,7 @@ def nested(levels):
         (calling("[" * 100_000), "bad tool call", "its arguments are no JSON"),
         (calling([1]), "bad tool call", "its arguments are no JSON object"),
         ({"messages": [ASKED, SAID], "tools": 7}, "bad tools", "no list"),
-        ({"messages": [ASKED, SAID], "tools": [nested(MAX_TOOL_DEPTH)]}, "bad tools", "levels"),
+        ({"messages": [ASKED, SAID], "tools": [NESTED]}, "bad tools", "levels"),
     ],
 )
 def test_faults_are_named(record, kind, words):
@@ -135,6 +130,12 @@ BRIEF = turn("system", "Be brief")
 ALPACA = "questions with answers (instruction, output)"
 UNTRAINED = turn("assistant", "Yes", weight=0)
 PAIR = {"human": "Hi", "assistant": "Yes"}
+QA = {"question": "Hi", "answer": "Yes"}
+RESULT = turn("tool", "1")
+SPEAKERS = ("system", "human", "function_call", "observation", "gpt")
+SPOKEN = ("Be brief", "Hi", json.dumps(CALL), "1", "Yes")
+SHAREGPT = [{"from": name, "value": text} for name, text in zip(SPEAKERS, SPOKEN, strict=True)]
+FROM_VALUE = "lists of messages (from, value)"
 
 
 # Each as its makers document it: the line, its messages, what is told of it (each of one line)
@@ -148,11 +149,7 @@ PAIR = {"human": "Hi", "assistant": "Yes"}
         ({"指令": "H", "输入": "i", "输出": "Yes", "类": 1}, [turn("user", "H\ni"), SAID], {("passed over", "类")}),
         ({"Question": "Hi", "Response": "Yes", "Complex": "c"}, [ASKED, SAID], {("passed over", "Complex")}),
         ({"problem": "Hi", "solution": "Yes", "answer": "42"}, [ASKED, SAID], {("passed over", "answer")}),
-        (
-            {"instruction": None, "question": "Hi", "answer": "Yes", "content": "c"},
-            [ASKED, SAID],
-            {("passed over", "content")},
-        ),
+        ({"instruction": None, **QA, "content": "c"}, [ASKED, SAID], {("passed over", "content")}),
         ({"query": "Hi", "response": "Yes", "thinking": "a"}, [ASKED, {**SAID, "reasoning_content": "a"}], {}),
         ({"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}, [ASKED, UNTRAINED, ASKED, SAID], {}),
         ({"prompt": "Hi", "completion": [ASKED, SAID], "rating": 5}, [ASKED, SAID], {("passed over", "rating")}),
@@ -163,25 +160,10 @@ PAIR = {"human": "Hi", "assistant": "Yes"}
         (["Hi", "Yes"], [ASKED, SAID], {("read as", "lists of texts in turn")}),
         ({"conversation": [{"system": "Be brief", "input": "Hi", "output": "Yes"}]}, [BRIEF, ASKED, SAID], {}),
         ({"conversation": [{**PAIR, "loss": False}, PAIR]}, [ASKED, UNTRAINED, ASKED, SAID], {("followed", "loss")}),
-        (
-            {
-                "conversations": [
-                    {"from": name, "value": text}
-                    for name, text in (
-                        ("system", "Be brief"),
-                        ("human", "Hi"),
-                        ("function_call", json.dumps(CALL)),
-                        ("observation", "1"),
-                        ("gpt", "Yes"),
-                    )
-                ]
-            },
-            [BRIEF, ASKED, CALLED, turn("tool", "1"), SAID],
-            {("read as", "lists of messages (from, value)")},
-        ),
+        ({"conversations": SHAREGPT}, [BRIEF, ASKED, CALLED, RESULT, SAID], {("read as", FROM_VALUE)}),
         (
             {"messages": [ASKED, turn("assistant", None, function_call=CALL), turn("function", "1", name="f"), SAID]},
-            [ASKED, CALLED, turn("tool", "1"), SAID],
+            [ASKED, CALLED, RESULT, SAID],
             {("followed", "function_call"), ("passed over", "name")},
         ),
         ({"messages": [BRIEF, ASKED, SAID], "system": "Be brief"}, [BRIEF, ASKED, SAID], {("followed", "system")}),

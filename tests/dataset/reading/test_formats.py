@@ -1,4 +1,5 @@
-"""Every kind of data file. References: csv, json and pyarrow themselves, which hold a file whole, and the texts written."""
+"""Every kind of data file, and documents out of them. References: csv, json and pyarrow themselves, which hold a file whole, and
+the texts written."""
 
 import bz2
 import csv
@@ -6,18 +7,21 @@ import gzip
 import io
 import json
 import lzma
+import re
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.reading import json_files
+from dataset.reading import documents, faults, json_files
 from dataset.reading.bad_lines import BadLines
-from dataset.reading.documents import read_documents, split_into_blocks
+from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
+from dataset.reading.settings import PARAGRAPHS
 
 TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
 
@@ -83,8 +87,6 @@ def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path
     (tmp_path / "a.txt").write_text("BZh91 went home.\n")
     assert texts_of(tmp_path / "a.txt") == ["BZh91 went home.\n"]
 
-
-# ------------------------------------------------------------------------------------------------- other encodings
 
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
 
@@ -239,12 +241,8 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     content = json.dumps(records, indent=indent, ensure_ascii=ascii)
     file = tmp_path_factory.mktemp("json") / "a.json"
     file.write_bytes(content.encode("utf-8", "surrogatepass"))
-    before = json_files.CHUNK_BYTES
-    json_files.CHUNK_BYTES = chunk
-    try:
+    with mock.patch.object(json_files, "CHUNK_BYTES", chunk):
         found = texts_of(file)
-    finally:
-        json_files.CHUNK_BYTES = before
     assert found == [record["text"] for record in json.loads(content) if record["text"]]
 
 
@@ -383,3 +381,76 @@ def test_an_arrow_stream_that_is_cut_between_two_messages_is_a_fault_behind_its_
     # As it was marked before Arrow 0.15.
     file.write_bytes(whole[:-8] + bytes(4))
     assert texts_of(file) == texts
+
+
+BOM = b"\xef\xbb\xbf"
+# {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
+TEXT_OF_LINE = {
+    b'{"text": "one"}': "one",
+    BOM + '{"text": "zwei ä 二"}\r'.encode(): "zwei ä 二",
+    b' {"text": "three \\u4e09\\n"}\t': "three 三\n",
+}
+LINES = st.lists(st.sampled_from([*TEXT_OF_LINE, b"", b" \t", b"\r", BOM, b'{"text": ""}', b"not JSON"]), max_size=30)
+
+
+@given(
+    lines=LINES,
+    runs=st.integers(0, 2_000),
+    step=st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES]),
+    last=st.sampled_from([b"", b"\n"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_factory, lines, runs, step, last):
+    """Wherever a block ends. Reference: bytes.split."""
+    middle = len(lines) // 2
+    raw = b"\n".join([*lines[:middle], b"\n" * runs, *lines[middle:]]) + last
+    file = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    file.write_bytes(raw)
+    expected = [
+        (number, TEXT_OF_LINE[line]) for number, line in enumerate(raw.split(b"\n"), start=1) if line in TEXT_OF_LINE
+    ]
+    bad = BadLines()
+    assert list(read_documents(file, bad_lines=bad)) == expected
+    assert bad.total == lines.count(b"not JSON")
+    found = []
+    for block in split_into_blocks(file, "text", step):
+        found += list(block.documents("text"))
+    assert [pair for pair in found if isinstance(pair[1], str)] == expected
+    assert len(found) == len(expected) + bad.total
+
+
+PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
+VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
+
+
+@given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(VALUES))
+@settings(max_examples=150, deadline=None)
+def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chunk, value):
+    """Reference: str.split and re.split of all of it. The lines that are told hold the first words. Paragraphs keep line ends."""
+    file = tmp_path_factory.mktemp("split") / "a.txt"
+    file.write_text("".join(parts), newline="", encoding="utf-8")
+    text = "".join(parts).replace("\r\n", "\n")
+    is_blank = value in ("blank", PARAGRAPHS)
+    pieces = re.split(r"\n\s*\n", text) if is_blank else text.split("\n" if value == "lines" else value)
+    with mock.patch.object(documents, "CHUNK_BYTES", chunk):
+        found = list(read_documents(file, document_end=value))
+    assert [piece.strip() for _, piece in found] == [piece.strip() for piece in pieces if piece.strip()]
+    if value == PARAGRAPHS:
+        assert [piece for _, piece in found] == re.findall(r"(?m)(?:^.*\S.*(?:\n|\Z))+", text)
+    for number, piece in found:
+        assert value == PARAGRAPHS or piece.strip("\n") == piece
+        assert piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
+    assert found == [] or found[-1][0] <= text.count("\n") + 1
+
+
+def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", 1000)
+    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 999)
+    for value in ("lines", "<|end|>"):
+        assert list(read_documents(tmp_path / "a.txt", document_end=value))[-1] == (1001, "x" * 999)
+    with pytest.raises(DataError, match="a.txt:1: the text file, read whole without --split_text, is longer than"):
+        list(read_documents(tmp_path / "a.txt"))
+    monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
+    (tmp_path / "a.txt").write_text("a story\n<|end|>\n" * 500 + "x" * 1100 + "<|end|>")
+    with pytest.raises(DataError, match="a.txt:1001: the part of the text is longer than"):
+        list(read_documents(tmp_path / "a.txt", document_end="<|end|>"))

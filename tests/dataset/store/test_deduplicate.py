@@ -1,6 +1,5 @@
 """Documents that are copies. Reference: the texts from which the copies were taken out by hand."""
 
-import random
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ from dataset.corpus import Corpus
 from dataset.reading.settings import TextSettings
 from dataset.store.build import open_or_build
 from dataset.store.deduplicate import stored_texts
-from tests.dataset.quality.planted import changed, chinese, english
+from tests.dataset.quality.planted import planted
 from tests.helpers import write_texts
 
 
@@ -18,25 +17,16 @@ def corpus_of(paths, encoder, method, **options):
     return Corpus(paths, encoder, max_seq_len=32, seed=1, deduplicate=method, progress=False, **options)
 
 
-def texts_with_copies():
-    """(texts, without copies to the letter, without near ones either)"""
-    generator = random.Random(0)
-    unlike = [english(generator) for _ in range(30)] + [chinese(generator) for _ in range(30)]
-    exact = generator.sample(unlike, 20)
-    near = [changed(text, generator, 0.85, 0.95) for text in generator.sample(unlike, 10)]
-    return [*unlike, *exact, *near], [*unlike, *near], unlike
-
-
 def texts_of(corpus, encoder):
     return [encoder.decode(corpus.store.document(i).tolist()) for i in corpus.documents]
 
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder):
-    texts, no_exact, no_near = texts_with_copies()
-    path = write_texts(tmp_path / "a.jsonl", texts)
+    unlike, copies, alike = planted(lowest=0.85)
+    path = write_texts(tmp_path / "a.jsonl", [*unlike, *copies, *alike])
     exact = corpus_of([path], encoder, "exact")
     near = corpus_of([path], encoder, "near")
-    for corpus, wanted in ((exact, no_exact), (near, no_near)):
+    for corpus, wanted in ((exact, [*unlike, *alike]), (near, unlike)):
         by_hand = corpus_of([write_texts(tmp_path / "b.jsonl", wanted)], encoder, "none")
         assert texts_of(corpus, encoder) == texts_of(by_hand, encoder)
     said = "a: 20 of 90 documents (22.2%) are copies of earlier ones (20 exact) and are left out"
@@ -56,7 +46,7 @@ def test_a_later_source_loses_what_an_earlier_one_has(tmp_path, encoder):
 
 
 def test_near_copies_are_remembered_and_damage_is_noticed(tmp_path, encoder, monkeypatch):
-    path = write_texts(tmp_path / "a.jsonl", texts_with_copies()[0])
+    path = write_texts(tmp_path / "a.jsonl", sum(planted(lowest=0.85), []))
     expected = corpus_of([path], encoder, "near").documents.tolist()
     (known,) = (tmp_path / ".token_store").glob("a-near-*.npz")
     content = known.read_bytes()

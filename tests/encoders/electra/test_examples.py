@@ -14,9 +14,8 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from encoders.electra.examples import ElectraAssembler, ElectraPlan, Examples, LineEncoder
 from encoders.vocabulary import load_wordpiece
 from model.config import IGNORE
-from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of, write_texts
+from tests.helpers import ROOT, SHARED, WORDS, batches_of, command_line, needs_shared, steps_of, write_texts
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -146,13 +145,10 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
 
 
 def test_batches_depend_on_seed_epoch_and_row_alone(opened):
-    whole = batches(opened, 0)
-    assert whole == batches(opened, 0, world_size=2, batch_size=3, workers=1)
-    assert {row: b for row, b in whole.items() if row >= 12} == batches(opened, 0, start_row=12)
-
-
-def test_an_epoch_has_another_order_and_other_masks(opened):
+    """Another epoch has another order and other masks."""
     first, second = batches(opened, 0), batches(opened, 1)
+    assert first == batches(opened, 0, world_size=2, batch_size=3, workers=1)
+    assert {row: b for row, b in first.items() if row >= 12} == batches(opened, 0, start_row=12)
     by_text = [{json.dumps(b[0]): b[1] for b in epoch.values()} for epoch in (first, second)]
     assert by_text[0].keys() == by_text[1].keys() and [b[0] for b in first.values()] != [b[0] for b in second.values()]
     same = sum(by_text[0][text] == by_text[1][text] for text in by_text[0])

@@ -11,18 +11,14 @@ from tests import helpers
 from tests.encoders.glue.test_examples import WORDS
 from trainer import train_glue
 
-HEADERS = {
-    "CoLA": "source\tlabel\tstar\tsentence",
-    "RTE": "index\tsentence1\tsentence2\tlabel",
-    "STS-B": "index\tsentence1\tsentence2\tscore",
-    "MNLI": "index\tsentence1\tsentence2\tgold_label",
-}
+HEADERS = {name: f"index\tsentence1\tsentence2\t{TASKS[name].label}" for name in ("rte", "stsb", "mnli")}
+HEADERS["cola"] = "source\tlabel\tstar\tsentence"
 
 
 def write_task(top, folder, sizes, seed=0):
     """A made-up task: {file: number of lines} in top/folder; a word of its own in the sentence tells the label."""
     generator, (name, task) = random.Random(seed), next((n, t) for n, t in TASKS.items() if t.folder == folder)
-    columns = HEADERS[folder].split("\t")
+    columns = HEADERS[name].split("\t")
     (top / folder).mkdir(parents=True)
     for file, n in sizes.items():
         own = [c for c in columns if c != task.label] if file.startswith("test") else columns

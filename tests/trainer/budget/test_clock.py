@@ -29,10 +29,8 @@ def machine(monkeypatch):
 
 
 def run(machine, budget, planned, seconds_of_update, evaluation=0.0, every=0, pauses=None, resume_at=0, **options):
-    """Train to the end; returns (seconds that it took in all, the rate factor of each update, seconds until the last pause was over).
-
-    seconds_of_update: a function of the seconds since the start. evaluation: its time, in updates. pauses: {(what, its number): seconds}.
-    """
+    """Train to the end; returns (seconds in all, the rate factor of each update, seconds until the last pause was over).
+    evaluation: its time, in updates. pauses: {(what, its number): seconds}."""
 
     def fresh_clock(spent):
         return Clock(budget, spent, planned, Ranks(), evaluation_updates=evaluation, evaluation_every=every, **options)
@@ -127,7 +125,7 @@ def most_that_fit(budget, update, evaluation, every, lost):
 
 @pytest.mark.parametrize("budget", [60.0, 86400.0])
 @pytest.mark.parametrize(
-    ("updates", "share", "evaluations"), [(87, 0.5, 5), (500, 0.02, 5), (1000, 0.02, 10), (2000, 0.3, 2)]
+    "updates, share, evaluations", [(87, 0.5, 5), (500, 0.02, 5), (1000, 0.02, 10), (2000, 0.3, 2)]
 )
 @pytest.mark.parametrize("part", [0.01, 0.1, 0.2, 0.48, 0.7, 0.9])
 def test_wherever_a_pause_is_the_run_makes_what_fits(machine, budget, updates, share, evaluations, part):

@@ -19,6 +19,7 @@ from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
+from trainer.saving.saver import Saver
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
 FREE = {"batch_size": None, "accumulation_steps": None, "num_attention_heads": None, "num_hidden_layers": None}
@@ -184,8 +185,6 @@ def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     """A plan is neither made nor written again, and decides on the training alone. Reference: the run that went through."""
-    from trainer.saving.saver import Saver
-
     said = {"seed": 7, "grad_clip": 0.1}
     whole = planned(tmp_path / "whole", text, save_interval=5, **said)
     # The run is killed behind its third save.

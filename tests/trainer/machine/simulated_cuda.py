@@ -1,10 +1,6 @@
-"""A machine with NVIDIA GPUs, as far as a machine without one can play it.
-
-`torch.cuda` answers as it does where GPUs are: `set_device` keeps the rule of the real one, that a device has a number.
-Tensors that should go to a GPU stay on the CPU: a mode of torch rewrites the device in every call. So a start is walked
-from the flags to the updates through all code that asks for the kind of the device. What would make the host wait on a
-GPU is kept in a list, as far as it can be seen: tensors that are read, and copies that are not under way on their own.
-"""
+"""A machine with NVIDIA GPUs, as far as a machine without one can play it. `torch.cuda` answers as it does where GPUs are, and a mode
+of torch keeps tensors on the CPU: it rewrites the device in every call. What would make the host wait on a GPU is listed, as far
+as it can be seen: tensors that are read, and copies that are not under way on their own."""
 
 import contextlib
 from collections.abc import Iterator
@@ -40,11 +36,8 @@ class Generator(torch.Generator):
 
 
 class OnTheCpu(TorchFunctionMode):
-    """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for.
-
-    reads: names of the calls that read a tensor which is not in pinned memory. Whether it would be on the GPU is not
-    known here. copies: those to the GPU for which the host would wait.
-    """
+    """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for. reads: names
+    of calls that read a tensor, wherever it would be, out of pinned memory. copies: those to the GPU for which the host would wait."""
 
     def __init__(self, kind: str = "cuda"):
         super().__init__()
@@ -99,10 +92,8 @@ def set_device(device: Any, chosen: list[int]) -> None:
 
 @contextlib.contextmanager
 def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Iterator[SimpleNamespace]:
-    """Gives an object with `chosen`, the numbers that set_device was called with, and `mode`.
-
-    capability: the compute capability. From 8.0 on a GPU has bfloat16; earlier ones compute it by way of float32.
-    """
+    """Gives an object with `chosen`, the numbers that set_device was called with, and `mode`. capability: from 8.0 on a GPU has
+    bfloat16; earlier ones compute it by way of float32."""
     chosen: list[int] = []
     major, minor = capability
     properties = SimpleNamespace(total_memory=24 << 30, name="Simulated GPU", major=major, minor=minor)

@@ -76,12 +76,9 @@ def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypa
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compiled runs on a simulated GPU take the code of a GPU. Gives what they did: the backend of each micro-batch, its shape,
-    how many tensors were saved through pinned memory, and whether kernels are chosen by rule.
-
-    Their tensors are on the CPU all the same. So the choice of the backend and the saves are told that they were not, the
-    compiler gives each function back as it is, and FlexAttention, which has no gradients on a CPU, is SDPA with its mask.
-    """
+    """Compiled runs on a simulated GPU take the code of a GPU, though their tensors are on the CPU: the compiler gives each function
+    back as it is, and FlexAttention, which has no gradients on a CPU, is SDPA with its mask. Gives what they did: the backend of
+    each micro-batch, its shape, how many tensors were saved through pinned memory, and whether kernels are chosen by rule."""
     seen = SimpleNamespace(backends=[], shapes=[], pinned=0, by_rule=False)
 
     def attend(q, k, v, mask):

@@ -8,15 +8,12 @@ import pytest
 from trainer.pretrain.settings import BudgetSettings, PretrainSettings, seconds_of
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5m", 90)])
-def test_times(text, seconds):
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "10", "-5m", "5s", "1m1h", "nan", "9999999h"])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError):
-        seconds_of(text)
+def test_times():
+    for text, seconds in (("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5m", 90)):
+        assert seconds_of(text) == seconds
+    for text in ("", "10", "-5m", "5s", "1m1h", "nan", "9999999h"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            seconds_of(text)
 
 
 def test_one_budget_at_a_time():

@@ -132,7 +132,6 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
         (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
         (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
-        (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
         (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
         (lambda folder: change_config(folder, max_position_embeddings=16), "beyond the position table of 16"),

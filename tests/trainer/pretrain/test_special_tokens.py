@@ -39,8 +39,8 @@ def test_scripts_read_a_text_as_the_weight_was_trained(marked, tmp_path):
         assert result["metrics"]["loss"]["value"] == pytest.approx(trained, abs=2e-3)
 
 
-def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
-    data, _, out, _ = marked
+def test_a_run_from_a_weight_follows_it_and_what_would_read_otherwise_names_the_flag(marked, tmp_path, capsys):
+    data, val, out, _ = marked
     weight = out / "pretrain_16.pth"
     going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
     assert going_on.job.parts.encoder.parse_special_tokens
@@ -48,10 +48,6 @@ def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)
     assert ended.value.code == 2 and "--parse_special_tokens 0" in capsys.readouterr().err
-
-
-def test_a_resume_that_reads_otherwise_names_the_flag(marked):
-    data, val, out, _ = marked
     with pytest.raises(UserError, match=r"\(--parse_special_tokens\): True there, False in this run"):
         train(data_path=data, val_path=val, out_dir=out, from_resume=1, epochs=2, learning_rate=0.01)
 

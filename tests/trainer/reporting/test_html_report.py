@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.start import ROOT, next_command
 from scripts import report
-from tests.helpers import records, train
+from tests.helpers import records, train, write_records
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample, quality
 
@@ -30,15 +30,19 @@ START = {
 def metrics_file(path, n=50, start=(), **settings):
     """The metrics of a run of n updates. start: entries of its first line; settings: those of the run."""
     generator = random.Random(0)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(json.dumps({**START, "settings": {**START["settings"], **settings}, **dict(start)}) + "\n")
-        for i in range(n):
-            at = {"step": i, "update": i, "tokens": 100 * i}
-            line = {**at, "loss": generator.random() + 1, "lr": 1e-3, "tokens_per_second": 1000.0}
-            norm = None if i == 7 else generator.random()
-            file.write(json.dumps({**line, "grad_norm": norm, "expert_load": [0.5, 0.5]}) + "\n")
-        file.write(json.dumps({**at, "val_loss": 1.25, "bits_per_byte": 0.75}) + "\n")
-        file.write(json.dumps({**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}) + "\n")
+    lines = [{**START, "settings": {**START["settings"], **settings}, **dict(start)}]
+    for i in range(n):
+        at = {"step": i, "update": i, "tokens": 100 * i}
+        line = {
+            **at,
+            "loss": generator.random() + 1,
+            "lr": 1e-3,
+            "tokens_per_second": 1000.0,
+            "expert_load": [0.5, 0.5],
+        }
+        lines.append({**line, "grad_norm": None if i == 7 else generator.random()})
+    lines.append({**at, "val_loss": 1.25, "bits_per_byte": 0.75})
+    write_records(path, [*lines, {**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}])
     return path
 
 

@@ -1,15 +1,19 @@
-"""What a user sees and a metrics file holds while a run goes on."""
+"""What a user sees and a metrics file holds while a run goes on, and trackers, which get the same records; each that is not
+installed here is a stand-in that notes its calls."""
 
 import io
 import itertools
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from common.errors import UserError
 from tests.helpers import losses, records, train
 from trainer.job import Progress
+from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.reporter import Reporter, Stopwatch
 
 
@@ -34,10 +38,8 @@ def test_samples_of_any_language_end_no_run(data, tmp_path):
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
-    """Which compiles: 60 s, and then a second for each micro-batch. Until there are others it is all there is.
-
-    An evaluation takes time of the run, and is no training: of the tokens a second it is left out, as are plans.
-    """
+    """Which compiles: 60 s, and then a second for each micro-batch. Evaluations and plans are no training: of the tokens a second
+    they are left out."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     watch = Stopwatch(step=9, seconds_before=5.0)
@@ -75,3 +77,65 @@ def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
         reporter.record(Progress(step=step), {})
     assert [line[:10] for line in b"".join(written).splitlines()] == [b'{"s', b'{"step": 2', b'{"step": 3']
     assert capsys.readouterr().out.count("warning: metrics: not all of a line fits") == 1
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
+def test_one_interface(data, tmp_path, kind, monkeypatch):
+    """One run with the flags as its config, every record on the same axis, lists as one curve an item."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc"})
+    # mock.patch.dict would also take away the modules that the run imports.
+    monkeypatch.setitem(sys.modules, kind, module)
+    run = train(data_path=data, out_dir=tmp_path, tracker=kind, use_moe=1, val_fraction=0.2)
+    (call,) = module.init.call_args_list
+    assert call.kwargs["config"]["hidden_size"] == 16 and call.kwargs["project"] == "MiniMind-Pretrain"
+    logged = [(call.args[0], call.kwargs["step"]) for call in module.log.call_args_list]
+    lines = [line for line in records(run, "step") if "loss" in line or "val_loss" in line]
+    assert [step for _, step in logged] == [line["step"] for line in lines]
+    assert all("step" not in numbers for numbers, _ in logged), "a name that some trackers keep for themselves"
+    assert sum(logged[0][0][f"expert_load/{i}"] for i in range(4)) == pytest.approx(1)
+    assert module.finish.call_count == 1
+
+
+def test_passwords_are_in_nothing_that_others_see(data, tmp_path, monkeypatch):
+    """The settings file, which repeats the run, keeps them."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc"})
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    prompt = "s3://me:secret@host/a?token=secret"
+    train(data_path=data, out_dir=tmp_path, tracker="wandb", report=1, max_updates=1, sample_prompts=prompt)
+    (call,) = module.init.call_args_list
+    assert call.kwargs["config"]["sample_prompts"] == ["s3://***@host/a?token=***"]
+    holders = {path.name for path in tmp_path.iterdir() if path.is_file() and b"secret" in path.read_bytes()}
+    assert holders == {"pretrain_16.settings.yaml"}
+    assert "?token=***" in (tmp_path / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8")
+
+
+def test_trackio_finds_the_run_of_a_resume_by_its_name(monkeypatch):
+    """Which is all that its init takes; another run of the same weights has another one."""
+    init = mock.create_autospec(lambda project, name, resume, config: None)
+    monkeypatch.setitem(sys.modules, "trackio", mock.MagicMock(init=init))
+    settings = PretrainSettings.parse(["--tracker", "trackio"])
+    run_ids = {}
+    for ids in (run_ids, run_ids, {}):
+        Reporter(is_main=True).open_tracker(settings, "run", ids)
+    first, resumed, other = (call.kwargs["name"] for call in init.call_args_list)
+    assert first == resumed == run_ids["trackio"] != other and first.startswith("run-")
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
+def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
+    settings = PretrainSettings.parse(["--tracker", kind])
+    refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
+    for module, said in ((None, f"pip install {kind}"), (refusing, f"--tracker {kind}: no account log in first")):
+        monkeypatch.setitem(sys.modules, kind, module)
+        with pytest.raises(UserError, match=said):
+            Reporter(is_main=True).open_tracker(settings, "run", {})
+
+
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_a_tracker_that_fails_does_not_end_the_run(data, tmp_path, capsys, method, monkeypatch):
+    """Said once; the run, its files and its exit code are as without it."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc", f"{method}.side_effect": ConnectionError("gone")})
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    run = train(data_path=data, out_dir=tmp_path, tracker="wandb")
+    out = capsys.readouterr().out
+    assert out.count("the tracker has failed") == 1 and "ConnectionError: gone" in out and len(records(run)) > 5

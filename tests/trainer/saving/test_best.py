@@ -9,13 +9,7 @@ from tests.helpers import flags, records, train, write_corpus
 from trainer import train_pretrain
 
 # A rate at which the validation loss falls and rises again
-RISES = {
-    "val_fraction": 0.4,
-    "eval_interval": 10,
-    "save_interval": 10,
-    "learning_rate": 0.05,
-    "lr_schedule": "constant",
-}
+RISES = {**dict.fromkeys(("eval_interval", "save_interval"), 10), "learning_rate": 0.05, "lr_schedule": "constant"}
 
 
 @pytest.fixture
@@ -25,13 +19,13 @@ def data(tmp_path):
 
 def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, data, capsys):
     """Reference: the run that ends there. A fresh run moves them away with the run that they are of."""
-    run = train(data_path=data, out_dir=tmp_path / "run", epochs=20, report=1, **RISES)
+    run = train(data_path=data, out_dir=tmp_path / "run", epochs=20, report=1, val_fraction=0.4, **RISES)
     lowest = min(records(run, "val_loss"), key=lambda record: record["val_loss"])["update"]
     assert lowest < run.progress.update
     said = f"lowest after update {lowest}: "
     assert said in capsys.readouterr().out
     assert said in (tmp_path / "run" / "pretrain_16.report.html").read_text()
-    train(data_path=data, out_dir=tmp_path / "short", max_updates=lowest, **RISES)
+    train(data_path=data, out_dir=tmp_path / "short", max_updates=lowest, val_fraction=0.4, **RISES)
     best, last = (torch.load(tmp_path / f"run/pretrain_16.{end}", weights_only=True) for end in ("best.pth", "pth"))
     for name, weight in torch.load(tmp_path / "short/pretrain_16.pth", weights_only=True).items():
         assert torch.equal(weight, best[name]) and not torch.equal(weight, last[name])
@@ -46,7 +40,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, 
 
 
 def test_losses_of_other_validation_documents_do_not_compare(tmp_path, data):
-    rises = {**RISES, "val_fraction": 0.0, "data_path": data, "out_dir": tmp_path / "run"}
+    rises = {**RISES, "data_path": data, "out_dir": tmp_path / "run"}
     path = write_corpus(tmp_path / "v.jsonl", 2, seed=1)
     train(val_path=path, max_updates=40, **rises)
     elsewhere = flags(val_path=shutil.copy(path, tmp_path / "copy.jsonl"), max_updates=40, from_resume=1, **rises)
@@ -61,13 +55,15 @@ def test_files_of_a_part_of_the_run_that_was_lost_do_not_stay(tmp_path, data):
     """A later part was killed between its best weights and its checkpoint. A resume goes by the checkpoint."""
     falling, risen = tmp_path / "falling", tmp_path / "risen"
     for out_dir, updates in ((falling, 10), (risen, 80)):
-        train(data_path=data, out_dir=out_dir, max_updates=updates, **RISES)
+        train(data_path=data, out_dir=out_dir, max_updates=updates, val_fraction=0.4, **RISES)
     best = (risen / "pretrain_16.best.pth").read_bytes()
     for ending in ("pth", "json"):
         shutil.copy(risen / f"pretrain_16.best.{ending}", falling)
         shutil.copy(falling / f"pretrain_16.{ending}", risen / f"pretrain_16.best.{ending}")
     for out_dir, updates in ((falling, 10), (risen, 80)):
-        arguments = flags(data_path=data, out_dir=out_dir, max_updates=updates, from_resume=1, **RISES)
+        arguments = flags(
+            data_path=data, out_dir=out_dir, max_updates=updates, from_resume=1, val_fraction=0.4, **RISES
+        )
         assert train_pretrain.main(arguments) == 0
     assert not list(falling.glob("*.best.*"))
     assert (risen / "pretrain_16.best.pth").read_bytes() == best

@@ -1,19 +1,28 @@
-"""A run that could not write its files ends at its start, in one line; one that ended before its first save leaves nothing."""
+"""A run that could not write its files ends at its start, in one line; one that ended before its first save leaves nothing. The lock
+of a run's files. Reference: a second handle of the same lock, as another process has it."""
 
+import json
 import os
 import shutil
+import socket
+import sys
+import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from filelock import FileLock
 
 from common.errors import UserError
-from tests.helpers import flags, records
+from tests.helpers import flags, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import parts
+from trainer.saving import run_folder
 from trainer.saving.checkpoint import Checkpoints
+from trainer.saving.run_folder import release_locks, take_lock
 
 Usage = namedtuple("Usage", "total used free")
 needs_sys = pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes nobody's files")
@@ -103,3 +112,95 @@ def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data, monkeypatch)
     assert (kept / "pretrain_16.pth").read_bytes() == weights
     assert (kept / "pretrain_16.metrics.jsonl").exists()
     assert list(kept.glob("update_*.pt"))
+
+
+@pytest.fixture
+def taken(tmp_path, monkeypatch):
+    """(the stem of a run's files, their lock, which another process has, what tells who that is)."""
+    monkeypatch.setattr(run_folder, "WAIT_S", 0.1)
+    lock = FileLock(tmp_path / ".run.lock", thread_local=False)
+    lock.acquire()
+    yield tmp_path / "run", lock, tmp_path / ".run.running"
+    lock.release()
+    release_locks()
+
+
+def write_owner(path, host):
+    path.write_text(json.dumps({"pid": 7, "host": host, "started": "2026-01-01 00:00:00"}))
+
+
+def test_the_lock_of_another_machine_is_waited_for(taken, capsys):
+    """It is lost: the server frees its lock after a while. A line says why nothing happens."""
+    stem, lock, running = taken
+    write_owner(running, "node1")
+    timer = threading.Timer(0.4, lock.release)
+    timer.start()
+    take_lock(stem)
+    timer.join()
+    assert json.loads(running.read_text())["host"] == socket.gethostname()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{stem}: process 7 on 'node1'") and "its machine was lost" in line
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), None])
+def test_a_process_of_this_machine_is_not_waited_for(taken, capsys, host):
+    """None: nobody says who it is."""
+    stem, _, running = taken
+    if host is not None:
+        write_owner(running, host)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="is writing these files"):
+        take_lock(stem)
+    assert time.monotonic() - begin < 30 and capsys.readouterr().out == ""
+
+
+def open_files() -> list[Path]:
+    """The files that this process has open or mapped."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(Path(os.readlink(descriptor)))
+        except FileNotFoundError:
+            # the listing's descriptor
+            continue
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6:
+            found.append(Path(words[5]))
+    # Windows has no open folders, such as those that are made durable here.
+    return [path for path in found if not path.is_dir()]
+
+
+@pytest.fixture
+def renames(monkeypatch):
+    """[(source, target, open files that are in the way)] of every rename: Windows renames neither a file that is open or mapped nor
+    a folder that holds one, and puts nothing in the place of one."""
+    seen = []
+
+    def watched(rename):
+        def checked(source, target, **options):
+            places = [Path(source).absolute(), Path(target).absolute()]
+            in_the_way = [path for path in open_files() if any(map(path.is_relative_to, places))]
+            seen.append((source, target, in_the_way))
+            rename(source, target, **options)
+
+        return checked
+
+    monkeypatch.setattr(os, "replace", watched(os.replace))
+    monkeypatch.setattr(os, "rename", watched(os.rename))
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
+    data = write_corpus(tmp_path / "data.jsonl", 40)
+    options = {"data_path": data, "out_dir": tmp_path, "save_interval": 4, "num_workers": 1}
+    train(**options)
+    train(**options)
+    train(**options, from_resume=1, epochs=2)
+    for source, target, in_the_way in renames:
+        assert not in_the_way, f"{source} -> {target}"
+    names = [str(target) for _, target, _ in renames]
+    for part in ("update_", ".pth", ".json", "_old1", "metrics.jsonl", "settings.yaml", ".token_store"):
+        assert any(part in name for name in names), (part, names)

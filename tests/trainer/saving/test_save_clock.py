@@ -4,7 +4,7 @@ import pytest
 
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
-from tests.helpers import assert_same_weights, losses, train, write_corpus
+from tests.helpers import assert_same_weights, losses, train
 from tests.trainer.budget.test_clock import Machine
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_loop import saved_updates
@@ -31,11 +31,6 @@ def clock(monkeypatch) -> Machine:
 
     monkeypatch.setattr(Engine, "update", slow_update)
     return clock
-
-
-@pytest.fixture
-def data(tmp_path):
-    return write_corpus(tmp_path / "data.jsonl", 60)
 
 
 COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
