@@ -55,20 +55,20 @@ def table(tmp_path):
 
 
 # 97.5 % quantiles of Student's t with 1, 2 and 4 degrees of freedom, as every table has them
-@pytest.mark.parametrize(
-    "bits, quantile, verdict",
-    [
+def test_a_verdict_needs_an_interval_without_zero():
+    for bits, quantile, verdict in (
         ([0.99, 1.99], 12.706, "no difference"),
         ([0.98, 1.95, 2.93], 4.303, "better"),
         ([1.02, 2.05, 3.07, 4.10, 5.08], 2.776, "worse"),
-    ],
-)
-def test_a_verdict_needs_an_interval_without_zero(bits, quantile, verdict):
-    runs = {"base": {seed: (float(seed),) for seed in range(1, 9)}, "other": {n: (b,) for n, b in enumerate(bits, 1)}}
-    values, text, found = ledger.judge(runs, "other", 1)
-    assert values == pytest.approx([100 * (b - n) / n for n, b in enumerate(bits, 1)]) and found == verdict
-    mean, low, high, spread = (float(word.strip("(),")) for word in text.split() if word not in ("to", "spread"))
-    assert (high + low, high - low) == pytest.approx((2 * mean, 2 * quantile * spread / len(bits) ** 0.5), abs=0.1)
+    ):
+        runs = {
+            "base": {seed: (float(seed),) for seed in range(1, 9)},
+            "other": {n: (b,) for n, b in enumerate(bits, 1)},
+        }
+        values, text, found = ledger.judge(runs, "other", 1)
+        assert values == pytest.approx([100 * (b - n) / n for n, b in enumerate(bits, 1)]) and found == verdict
+        mean, low, high, spread = (float(word.strip("(),")) for word in text.split() if word not in ("to", "spread"))
+        assert (high + low, high - low) == pytest.approx((2 * mean, 2 * quantile * spread / len(bits) ** 0.5), abs=0.1)
 
 
 def test_a_stopped_ledger_continues_and_ends_as_an_undisturbed_one(arguments, started, tmp_path):

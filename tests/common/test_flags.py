@@ -119,8 +119,3 @@ def test_the_rank_that_a_launcher_passes_is_taken_and_is_no_setting(command, fla
     settings = PARSERS[command]().read([*WANTED.get(command, []), flag])
     write_settings(settings, tmp_path / "a.yaml")
     assert "rank" not in (tmp_path / "a.yaml").read_text()
-
-
-def test_a_word_for_lines_is_no_mark():
-    for value in ("line", "Blank", r"\n"):
-        assert "lines, blank or a mark" in refusal("trainer/train_pretrain.py", f"--split_text={value}")

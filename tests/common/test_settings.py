@@ -145,6 +145,7 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     [
         ("batchsize: 8\n", "run.yaml: unrecognized arguments: --batchsize=8; did you mean --batch_size?"),
         ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
+        *((f"split_text: {word}\n", "lines, blank or a mark") for word in ("line", "Blank", r"\n")),
         ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
         ("data_path: {a: 1}\n", "run.yaml: data_path: expected a text, a number, true or false, or a list of these"),
         ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),

@@ -1,6 +1,5 @@
 """The embedded corpus and questions. Reference: the docstrings of the modules that this process has imported."""
 
-import json
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataset import embedded_corpus
 from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedded_questions, documents
 from dataset.reading.conversations import text_of_conversation
 from dataset.reading.documents import read_documents
+from tests.helpers import records
 
 # To read all modules of Python takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -61,9 +61,8 @@ def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_e
     assert textwrap.fill.__doc__.startswith(found["textwrap.fill"])
     assert all(answer[0].isupper() and "\n" not in answer for answer in found.values())
     assert not any("._" in name for name in found)
-    turns = []
-    for line in build_embedded_questions(tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines():
-        assert text_of_conversation(json.loads(line))
-        turns.append([message["content"] for message in json.loads(line)["conversations"]])
+    chats = records(build_embedded_questions(tmp_path / "a.jsonl"), None)
+    assert all(map(text_of_conversation, chats))
+    turns = [[message["content"] for message in chat["conversations"]] for chat in chats]
     phrasings = embedded_corpus.PHRASINGS
     assert turns == [[phrasing.format(name), text] for name, text in found.items() for phrasing in phrasings]

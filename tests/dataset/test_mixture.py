@@ -211,10 +211,8 @@ def naive_draw(documents, targets, quota, epoch):
     for document, count in zip(documents, targets, strict=True):
         begin_at[at % len(begin_at)].append(document)
         at += count
-    met = []
-    for step in range(epoch * quota, (epoch + 1) * quota):
-        met += begin_at[step % len(begin_at)]
-    return sorted(met)
+    steps = range(epoch * quota, (epoch + 1) * quota)
+    return sorted(document for step in steps for document in begin_at[step % len(begin_at)])
 
 
 @pytest.mark.parametrize("pack", [True, False])

@@ -22,19 +22,16 @@ def test_an_argument_is_a_path_with_shares_and_passes(path):
         assert source_of_argument(path + words) == Source([path], tuple(map(Point, range(2), shares)), repeat)
 
 
-@pytest.mark.parametrize(
-    "arguments, why",
-    [
+def test_contradictions_on_the_command_line_are_one_line():
+    for arguments, why in (
         (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the start and to 0.5 at 1 of the run"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
         (["a:0.5:x0", "b:0.5"], "repeat is 0; 1 to 1,000 passes are possible"),
         (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, and"),
-    ],
-)
-def test_contradictions_on_the_command_line_are_one_line(arguments, why):
-    with pytest.raises(DataError, match=why) as caught:
-        group_sources(arguments)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(DataError, match=why) as caught:
+            group_sources(arguments)
+        assert "\n" not in str(caught.value)
 
 
 COURSES = [

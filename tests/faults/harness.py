@@ -211,11 +211,10 @@ class Lab:
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         updates = {}
         for line in sorted(lines, key=lambda line: line["time"]):
-            updates = {
-                number: done
-                for number, done in updates.items()
-                if number < line["update"] or done[0]["attempt"] == line["attempt"]
-            }
+            later = [number for number in updates if number >= line["update"]]
+            for number in later:
+                if updates[number][0]["attempt"] != line["attempt"]:
+                    del updates[number]
             updates.setdefault(line["update"], []).append(line)
         ledger = {}
         for number, done in sorted(updates.items()):

@@ -70,24 +70,19 @@ def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
         assert whole.choices[0].finish_reason == events[-1].choices[0].finish_reason == expected
 
 
-@pytest.mark.parametrize(
-    "name, values",
-    [
-        ("temperature", [-3, "hot"]),
-        ("top_p", [0]),
-        ("seed", [-1]),
-        ("tokens", []),
-        ("stop", [[""]]),
-        ("n", [2]),
-        ("tools", [[{}]]),
-        ("messages", [[], TURNS[:1], [turn("tool", "x")], "text"]),
-    ],
-)
-def test_an_error_names_the_field(ask, name, values):
-    for fields in [{name: value} for value in values] or [{"max_tokens": 0}, {"max_completion_tokens": "x"}]:
-        with pytest.raises(openai.BadRequestError, match=name) as raised:
-            ask(True, **fields)
-        assert raised.value.type == "invalid_request_error"
+def test_an_error_names_the_field(ask):
+    wrong = {"temperature": [-3, "hot"], "top_p": [0], "seed": [-1], "stop": [[""]], "n": [2], "tools": [[{}]]}
+    wrong |= {
+        "messages": [[], TURNS[:1], [turn("tool", "x")], "text"],
+        "max_tokens": [0],
+        "max_completion_tokens": ["x"],
+    }
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        with pytest.raises(
+            openai.BadRequestError, match=name.removeprefix("max_").removeprefix("completion_")
+        ) as raised:
+            ask(True, **{name: value})
+        assert raised.value.type == "invalid_request_error", (name, value)
 
 
 def test_a_prompt_that_does_not_fit_and_a_model_without_chats(server, ask):

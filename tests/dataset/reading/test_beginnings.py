@@ -1,7 +1,5 @@
 """What is said of a text file by its beginning. References: files as people have them, made here."""
 
-import pytest
-
 from dataset.corpus import Corpus
 from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.settings import PARAGRAPHS, TextSettings
@@ -11,9 +9,8 @@ PROSE = "It was the best of times, it was the worst of times, it was the age of 
 DIALOGUE = "Who is there?\nIt is me.\nCome in, then.\n\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "advice"),
-    [
+def test_a_text_file_that_is_another_kind_or_many_texts_gets_a_line(tmp_path):
+    for content, advice in (
         ('{"anything": "a", "label": 1}\n{"anything": "b", "label": 0}\n', "looks like .jsonl"),
         ('[\n {"anything": "a"},\n {"anything": "b"}]\n', "looks like .json:"),
         ('["a text", "another"]', "looks like .json:"),
@@ -26,15 +23,13 @@ DIALOGUE = "Who is there?\nIt is me.\nCome in, then.\n\n"
         ("emma\nolivia\n" * 600, "short lines: if they are several texts, add --split_text lines"),
         (DIALOGUE * 400, "short lines: if they are several texts, add --split_text blank"),
         (PROSE * 1500, ""),
-    ],
-)
-def test_a_text_file_that_is_another_kind_or_many_texts_gets_a_line(tmp_path, content, advice):
-    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for file in files:
-        file.write_text(content)
-    lines = notices_on_texts(files, None)
-    assert len(lines) == bool(advice)
-    assert not advice or (lines[0].startswith(f"warning: {files[0]} and 1 more: read as ") and advice in lines[0])
+    ):
+        files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+        for file in files:
+            file.write_text(content)
+        lines = notices_on_texts(files, None)
+        assert len(lines) == bool(advice), content[:60]
+        assert not advice or (lines[0].startswith(f"warning: {files[0]} and 1 more: read as ") and advice in lines[0])
 
 
 def test_a_split_that_does_nothing_is_said_and_one_that_is_there_is_not_asked_for(tmp_path):

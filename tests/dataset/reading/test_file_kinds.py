@@ -167,9 +167,8 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         assert str(top) not in "".join(lines).partition("left out: ")[2]
 
 
-@pytest.mark.parametrize(
-    ("files", "held_out"),
-    [
+def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path):
+    for files, held_out in (
         (["train-0.jsonl", "test.jsonl", "valid.jsonl"], "test.jsonl, valid.jsonl"),
         (["data/train-0.parquet", "data/my-test-00000-of-00001.parquet"], "my-test-00000-of-00001.parquet"),
         (["train/a.txt", "dev/a.txt"], "dev/a.txt"),
@@ -178,11 +177,9 @@ def test_packages_build_output_and_minified_files_are_left_out_and_named(tmp_pat
         (["src/a.py", "src/test_a.py"], None),
         (["test/a.jsonl", "test/b/valid/c.jsonl"], "b/valid/c.jsonl"),
         (["valid.jsonl"], None),
-    ],
-)
-def test_what_a_data_set_holds_out_is_named_where_it_is_trained(tmp_path, files, held_out):
-    found = notices_on_files([tmp_path / file for file in files])
-    assert len(found) == bool(held_out)
-    top = os.path.commonpath([tmp_path / file for file in files])
-    advice = "if that is not meant, name the other files in --data_path, and these in --val_path"
-    assert not held_out or found[0] == f"warning: trained too: {held_out} in {top}; {advice}"
+    ):
+        found = notices_on_files([tmp_path / file for file in files])
+        assert len(found) == bool(held_out), files
+        top = os.path.commonpath([tmp_path / file for file in files])
+        advice = "if that is not meant, name the other files in --data_path, and these in --val_path"
+        assert not held_out or found[0] == f"warning: trained too: {held_out} in {top}; {advice}"

@@ -26,11 +26,8 @@ from dataset.reading.settings import PARAGRAPHS
 TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
 
 
-def zstd(data):
-    return pytest.importorskip("zstandard").ZstdCompressor().compress(data)
-
-
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESS[".zst"] = lambda data: pytest.importorskip("zstandard").ZstdCompressor().compress(data)
 
 
 def as_csv(texts, delimiter=",", **options):
@@ -412,9 +409,7 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
     bad = BadLines()
     assert list(read_documents(file, bad_lines=bad)) == expected
     assert bad.total == lines.count(b"not JSON")
-    found = []
-    for block in split_into_blocks(file, "text", step):
-        found += list(block.documents("text"))
+    found = [pair for block in split_into_blocks(file, "text", step) for pair in block.documents("text")]
     assert [pair for pair in found if isinstance(pair[1], str)] == expected
     assert len(found) == len(expected) + bad.total
 

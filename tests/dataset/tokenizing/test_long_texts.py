@@ -101,9 +101,8 @@ def test_ids_are_those_of_the_library_for_every_character(kind):
         if category != "Cs":
             codes += alike if len(alike) < 1000 else [*alike[::16], alike[-1]]
     for begin in range(0, len(codes), 500):
-        text = ""
-        for c in map(chr, codes[begin : begin + 500]):
-            text += f"a{c}b 1{c}2 {c}{c} \n{c}\n\n  {c}. it'{c} i'{c}e i'l{c} "
+        characters = map(chr, codes[begin : begin + 500])
+        text = "".join(f"a{c}b 1{c}2 {c}{c} \n{c}\n\n  {c}. it'{c} i'{c}e i'l{c} " for c in characters)
         assert encoder._encode_whole(text).tolist() == encoder._by_library(text).tolist(), hex(codes[begin])
 
 

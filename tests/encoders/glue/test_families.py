@@ -62,11 +62,10 @@ def tokenizer_of(family, folder):
         entries = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", *LETTERS, *(f"Ġ{x}" for x in LETTERS)]
         merges = [("Ġ", x) for x in LETTERS]
         return transformers.RobertaTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, merges=merges)
+    kind, specials = transformers.BertTokenizer, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     if family == "mpnet":
-        entries = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *LETTERS]
-        return transformers.MPNetTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
-    return transformers.BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
+        kind, specials = transformers.MPNetTokenizer, ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+    return kind(vocab={entry: i for i, entry in enumerate((*specials, *LETTERS))})
 
 
 def config_of(family, tokenizer, **fields):

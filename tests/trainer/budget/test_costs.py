@@ -60,19 +60,16 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     assert none.evaluations(plan.config, plan.batching, plan.seconds) == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "generation", "scheme"),
-    [
+def test_a_plan_begins_with_weights_that_copy():
+    for words, generation, scheme in (
         ((), "minimind2", "induction"),
         ((), "minimind3", "zero_out"),
         # Other rates were not measured with it.
         (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
         (("--init_scheme", "default"), "minimind2", "default"),
-    ],
-)
-def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
-    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    assert costs_of(*words).init_scheme(ModelConfig(generation=generation, **shape)) == scheme
+    ):
+        shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+        assert costs_of(*words).init_scheme(ModelConfig(generation=generation, **shape)) == scheme
 
 
 def compiling_costs(monkeypatch, tmp_path, use_compile):

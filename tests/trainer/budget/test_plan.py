@@ -32,18 +32,15 @@ def error_of(plan=None, data=None, **said):
     return loss_error(plan, costs, chosen)
 
 
-@pytest.mark.parametrize(
-    ("error", "changes"),
-    [
+def test_a_loss_is_expected_where_there_is_a_law():
+    for error, changes in (
         (laws.LOSS_ERROR, {}),
         (laws.LOSS_ERROR, {"optimizer": "adamw"}),
         (None, {"from_weight": "pretrain"}),
         (None, {"use_moe": True}),
         (None, {"data": {"difficulty": 0.3}}),
-    ],
-)
-def test_a_loss_is_expected_where_there_is_a_law(error, changes):
-    assert error_of(**changes) == error
+    ):
+        assert error_of(**changes) == error
 
 
 @pytest.mark.parametrize("small", [{"parameters": 400_000}, {"tokens": 1e5}])

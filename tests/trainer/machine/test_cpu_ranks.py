@@ -21,9 +21,8 @@ GB = 1 << 30
 M26 = 26_000_000
 
 
-@pytest.mark.parametrize(
-    "threads, rows, positions, memory_gb, chosen",
-    [
+def test_choice_on_simulated_machines():
+    for threads, rows, positions, memory_gb, chosen in (
         # Two cores: one row cannot be divided, eight can.
         (2, 1, 512, 24, 1),
         (2, 8, 512, 24, 2),
@@ -38,10 +37,8 @@ M26 = 26_000_000
         # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
         (2, 32, 512, 4, 1),
         (2, 32, 512, 6, 2),
-    ],
-)
-def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
-    assert suitable_number(threads, ShareableBatch(rows, positions, M26), memory_gb * GB) == chosen
+    ):
+        assert suitable_number(threads, ShareableBatch(rows, positions, M26), memory_gb * GB) == chosen
 
 
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
