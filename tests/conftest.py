@@ -17,7 +17,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The tokenizer in model/."""
     return load_tokenizer(ROOT / "model")
 
 

@@ -12,10 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,13 +42,6 @@ def write_weights(stem, **fields):
     model = tiny_model(**fields)
     save_pth(model.state_dict(), model.config.to_dict(), stem)
     return f"{stem}.pth"
-
-
-def token_store(lengths):
-    """An object with `tokens` and `offsets` as the token store has them: documents of the given numbers of tokens."""
-    generator = np.random.default_rng(0)
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return SimpleNamespace(tokens=generator.integers(3, 97, offsets[-1]).astype(np.uint16), offsets=offsets)
 
 
 def a_document_a_row(ids):

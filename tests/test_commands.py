@@ -72,7 +72,6 @@ def test_make_targets_of_the_readme_exist():
 
 
 def lines_of_make(*words):
-    """What make would run."""
     command = ["make", "-n", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 

@@ -27,7 +27,6 @@ SCRIPTS = {path.stem for path in (ROOT / "trainer").glob("train_*.py")}
 
 @cache
 def nodes(path):
-    """All nodes of a file's syntax tree."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 

@@ -2,12 +2,14 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from dataset.batches import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan
-from tests.helpers import batches_of, tiny_model, token_store
+from tests.dataset.test_packing import make_store
+from tests.helpers import batches_of, tiny_model
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -44,7 +46,7 @@ class Recorder(torch.optim.SGD):
 
 def plan_of(kind):
     """(store, EpochPlan) of a kind."""
-    store = token_store(LENGTHS)
+    store = make_store(LENGTHS, np.random.default_rng(0).integers(3, 97, sum(LENGTHS)).astype(np.uint16))
     return store, EpochPlan(store.offsets, T, seed=3, epoch=0, pack=ALL_KINDS[kind][1])
 
 

@@ -201,6 +201,10 @@ class Lab:
             return Path(f"{self.stem(name)}.metrics.jsonl").read_bytes().count(b'"loss": ')
         return 0
 
+    def is_saving(self, name):
+        """True if a checkpoint is half written."""
+        return any(self.stem(name).parent.rglob("update_*.pt.*.tmp"))
+
     def leftovers(self, name):
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]
 

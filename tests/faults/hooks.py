@@ -33,7 +33,6 @@ class Count:
 
 
 def count_updates():
-    """Keep Count up to date in this process."""
     update, resume = engine.Engine.update, Saver.resume
 
     def counting_update(self, *arguments, **named):
@@ -178,7 +177,6 @@ def fail_first_load(message):
 
 
 def no_threads():
-    """The machine has none left."""
     threading.Thread.start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
 
 
@@ -259,7 +257,6 @@ def slow_evaluation(seconds):
 
 
 def any_cpu_has_bfloat16():
-    """bfloat16 on a CPU that only emulates it."""
     devices.cpu_has_bfloat16 = lambda: True
 
 

@@ -36,7 +36,6 @@ def test_a_resume_may_have_another_number_of_processes(lab):
 
 @pytest.mark.slow
 def test_killed_and_resumed_with_two_processes_ends_bitwise_alike(lab):
-    """Either of the two is killed in the middle of an update."""
     lab.run("whole", **TWO)
     for rank in (0, 1):
         hooks = {"signal_at": {"updates": [4 + 3 * rank], "name": "SIGKILL", "rank": rank}}

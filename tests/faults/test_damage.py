@@ -38,7 +38,6 @@ def notices_and_falls_back(folder, damaged, capsys):
 
 
 def test_damage_is_noticed(folder, capsys):
-    """Cuts, a flipped bit, a zeroed page."""
     good = Checkpoints(folder).paths()[0].read_bytes()
     n = len(good)
     flipped = bytearray(good)

@@ -33,11 +33,6 @@ def finish(lab, name, whole, **changes):
     assert lab.leftovers(name) == []
 
 
-def saving(lab, name):
-    """True if a checkpoint is half written."""
-    return any(lab.stem(name).parent.rglob("update_*.pt.*.tmp"))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_kill_9_at_random_points(lab, whole, num_workers):
     """Four times, by turns within a save and anywhere. The lock is free at once, also where loader processes are at work."""
@@ -49,12 +44,12 @@ def test_kill_9_at_random_points(lab, whole, num_workers):
         hooks = {"slow_save": {"seconds": 0.5}} if in_save else {}
         hooks["slow_updates"] = {"seconds": 0.02}
         process = lab.start("run", hooks, from_resume=1, num_workers=num_workers)
-        is_there = partial(saving, lab, "run") if in_save else lambda begun=begun: lab.log_lines("run") > begun
+        is_there = partial(lab.is_saving, "run") if in_save else lambda begun=begun: lab.log_lines("run") > begun
         process.until(is_there)
         time.sleep(generator.uniform(0, 0.1))
         process.kill()
         assert process.wait() in (0, -9), process.err
-        inside += saving(lab, "run")
+        inside += lab.is_saving("run")
         check_killed(lab, "run")
     finish(lab, "run", whole)
     assert inside > 0

@@ -80,7 +80,7 @@ def test_a_stop_signal_during_an_evaluation(lab):
 def test_a_second_signal_exits_at_once(lab, whole):
     """Inside a save that takes long: out within a second, and the resume goes on from the checkpoint before."""
     process = lab.start("run", {"slow_save": {"seconds": 20}, "slow_updates": {"seconds": 0.02}})
-    assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
+    assert process.until(lambda: lab.is_saving("run"))
     process.kill(signal.SIGTERM)
     time.sleep(1.2)
     assert process.running()

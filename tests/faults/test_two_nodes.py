@@ -45,7 +45,6 @@ def undisturbed(new_lab):
 
 @pytest.fixture
 def job(lab, nodes):
-    """A run that is not started yet."""
     lab.settings.update(RUN)
     return Job(lab, nodes, "run", PACE)
 

@@ -69,7 +69,6 @@ class Node:
 
 @contextlib.contextmanager
 def two_nodes():
-    """The two Nodes, connected."""
     with contextlib.ExitStack() as made:
         nodes = []
         for number in range(2):

@@ -19,8 +19,8 @@ from tests.helpers import ROOT, records, train, write_texts
 
 @pytest.fixture(scope="module")
 def two_files(tmp_path_factory):
-    """The second has copies of the texts of the first, 20 to the letter and 10 near ones."""
-    folder, (unlike, exact, near) = tmp_path_factory.mktemp("planted"), planted()
+    """The second has copies of the texts of the first, 50 to the letter and 20 near ones."""
+    folder, (unlike, exact, near) = tmp_path_factory.mktemp("planted"), planted(150, 50, 20, lowest=0.8)
     return write_texts(folder / "a.jsonl", unlike), write_texts(folder / "b.jsonl", exact + near)
 
 
@@ -32,7 +32,7 @@ def test_all_that_was_planted_is_found_and_nothing_else(two_files):
     first, second = two_files
     sections = {section.title: section for section in look_at("--data_path", first, second).sections()}
     of_first, of_second = sections["Copies of earlier documents"].rows
-    assert of_first == [first, "0", "0"] and of_second[1].startswith("20 ") and 9 <= int(of_second[2].split()[0]) <= 10
+    assert of_first == [first, "0", "0"] and of_second[1].startswith("50 ") and 19 <= int(of_second[2].split()[0]) <= 20
 
 
 def test_counts_are_those_of_the_files(two_files):

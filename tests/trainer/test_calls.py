@@ -24,7 +24,6 @@ RUN = {**SMALL, "epochs": 2, "dropout": 0.1, "val_fraction": 0.2, "sample_prompt
 
 @pytest.fixture(scope="module")
 def weights(data, tmp_path_factory):
-    """What the command writes."""
     out = tmp_path_factory.mktemp("command")
     ended = command_line(flags(**RUN, data_path=data, out_dir=out))
     assert ended.returncode == 0, ended.stderr

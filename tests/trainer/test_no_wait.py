@@ -73,7 +73,6 @@ def watched_run(**flags):
     ],
 )
 def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):
-    """Experts are computed in blocks."""
     in_blocks = mock.Mock(wraps=ways.blocked_experts)
     monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
     watch, run = watched_run(data_path=data, out_dir=tmp_path, dtype=dtype, optimizer=optimizer, **fields)

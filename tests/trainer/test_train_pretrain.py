@@ -94,7 +94,6 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
 
 
 def test_what_a_user_can_mend_is_one_line(data, tmp_path, capsys):
-    """It names the cause, and the exit code is 2."""
     train(data_path=data, out_dir=tmp_path)
     weights = {"from_weight": tmp_path / "pretrain_16.pth", "out_dir": tmp_path / "out"}
     for changes, words in (

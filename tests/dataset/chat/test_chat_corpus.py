@@ -143,7 +143,6 @@ def test_other_kinds_of_files_are_refused(tmp_path, name):
 
 
 def test_too_few_conversations_to_hold_any_out_are_told_with_a_share_that_works(tmp_path):
-    """And not --max_seq_len."""
     path = write_chats(tmp_path / "six.jsonl", 6)
     with pytest.raises(DataError, match="--val_fraction 1e-06 holds out 0 of 6 texts, by their hashes; give") as caught:
         corpus_of(path, val_fraction=1e-6)

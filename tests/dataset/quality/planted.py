@@ -47,9 +47,9 @@ def jaccard(first: str, second: str) -> float:
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 
-def planted(lowest: float = 0.8) -> tuple[list[str], list[str], list[str]]:
-    """(60 texts that are unlike each other, half of them Chinese; copies of 20 to the letter; near ones of 10)"""
+def planted(n: int, n_exact: int, n_near: int, lowest: float) -> tuple[list[str], list[str], list[str]]:
+    """(n texts in English and n in Chinese that are unlike each other; copies of some to the letter; near ones of some)"""
     generator = random.Random(0)
-    unlike = [english(generator) for _ in range(30)] + [chinese(generator) for _ in range(30)]
-    near = [changed(text, generator, lowest, 0.95) for text in generator.sample(unlike, 10)]
-    return unlike, generator.sample(unlike, 20), near
+    unlike = [english(generator) for _ in range(n)] + [chinese(generator) for _ in range(n)]
+    exact = generator.sample(unlike, n_exact)
+    return unlike, exact, [changed(text, generator, lowest, 0.95) for text in generator.sample(unlike, n_near)]

@@ -84,7 +84,6 @@ def test_tools_are_found_where_people_write_them(record):
 
 
 def calling(arguments):
-    """A line with a call."""
     return {"messages": [ASKED, turn("assistant", "", tool_calls=[{"name": "f", "arguments": arguments}])]}
 
 

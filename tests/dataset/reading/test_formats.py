@@ -330,7 +330,6 @@ def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, ty
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_compressed_files_in_an_arrow_file_are_no_long_text(tmp_path, kind):
-    """Whatever stands before them, at whatever place."""
     arrow = pytest.importorskip("pyarrow")
     blobs = [bytes(i) + b"\1\2\3\4\5\6\7\x70\x28\xb5\x2f\xfd" for i in range(16)]
     texts = [str(i) for i in range(16)]

@@ -22,7 +22,7 @@ def texts_of(corpus, encoder):
 
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder):
-    unlike, copies, alike = planted(lowest=0.85)
+    unlike, copies, alike = planted(30, 20, 10, lowest=0.85)
     path = write_texts(tmp_path / "a.jsonl", [*unlike, *copies, *alike])
     exact = corpus_of([path], encoder, "exact")
     near = corpus_of([path], encoder, "near")
@@ -46,7 +46,7 @@ def test_a_later_source_loses_what_an_earlier_one_has(tmp_path, encoder):
 
 
 def test_near_copies_are_remembered_and_damage_is_noticed(tmp_path, encoder, monkeypatch):
-    path = write_texts(tmp_path / "a.jsonl", sum(planted(lowest=0.85), []))
+    path = write_texts(tmp_path / "a.jsonl", sum(planted(30, 20, 10, lowest=0.85), []))
     expected = corpus_of([path], encoder, "near").documents.tolist()
     (known,) = (tmp_path / ".token_store").glob("a-near-*.npz")
     content = known.read_bytes()

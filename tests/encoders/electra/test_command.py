@@ -42,7 +42,6 @@ def data(tmp_path_factory):
 
 
 def train(**changes):
-    """Call the trainer's main in this process; returns its Trainer."""
     return trainer_of(train_electra.main, flags(**changes))
 
 
@@ -110,7 +109,6 @@ def test_the_flags_of_weights_masking_sampling_and_adam_reach_them(data, tmp_pat
 
 
 def test_it_starts_and_ends_on_a_machine_with_one_gpu(data, tmp_path):
-    """Which simulated_cuda.py plays."""
     with simulated_cuda() as cuda:
         run = train(**data, out_dir=tmp_path, device=None, max_steps=2)
     assert run.engine.device == torch.device("cuda", 0) and cuda.chosen[0] == 0

@@ -62,5 +62,4 @@ def fine_tune(place, out, **changes):
 
 
 def complaint(capsys, place, out, **changes):
-    """The one line on stderr with which a run ends."""
     return helpers.complaint(capsys, train_glue.main, arguments(place, out, **changes))

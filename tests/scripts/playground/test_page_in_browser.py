@@ -148,7 +148,6 @@ def test_a_click_gives_text_coloured_by_probability(browser, small):
 
 
 def test_a_text_is_started_and_stopped_by_keyboard(browser, small):
-    """As the page says: Ctrl+Enter starts, Escape stops."""
     from selenium.webdriver import Keys
 
     page = Page(browser, small)

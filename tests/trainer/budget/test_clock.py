@@ -110,7 +110,6 @@ def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
 
 
 def test_too_little_time_ends_soon(machine):
-    """Nothing is left of the budget when the training begins."""
     _, factors, _ = run(machine, 100.0, DecaySchedule(100, 300), lambda _: 1.0, pauses={("start", 0): 120.0})
     assert len(factors) < 30 and factors[-1] <= 0.5
 

@@ -50,7 +50,6 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
 
 
 def told(plan, **data):
-    """The lines on a plan."""
     costs = costs_of(data=data)
     chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
     return plan_lines(plan, costs, chosen, ())

@@ -24,7 +24,6 @@ def root(tmp_path, monkeypatch):
 
 
 def write(root, path, text):
-    """Write a file below root."""
     target = root / path
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)

@@ -172,7 +172,6 @@ def test_the_loss_of_another_rank_is_one_line_where_nccl_says_it():
 
 
 def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
-    """It is no Exception."""
     panic = type("PanicException", (BaseException,), {})("index out of bounds")
     said = complaint(capsys, mock.Mock(side_effect=panic), [])
     assert said.startswith("error: a library has failed (PanicException: index out of bounds): ")

@@ -18,7 +18,6 @@ POINTS = [[[0, 0.8], [1, 0.2]], [[0, 0.2], [1, 0.8]]]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Two corpora."""
     folder = tmp_path_factory.mktemp("sources")
     return [str(write_corpus(folder / f"{name}.jsonl", 80, seed)) for seed, name in enumerate("ab")]
 
@@ -52,7 +51,6 @@ class Moves(Clock):
 
 @contextlib.contextmanager
 def clock(courses):
-    """Runs have this clock."""
     with mock.patch.object(command, "clock_of", lambda parts: Moves(courses, parts.settings.max_updates)):
         yield
 
