@@ -138,7 +138,7 @@ class Verifier:
         # A fault in the copy itself goes unnoticed until it is used.
         self._copy()
         engine = self.engine
-        small = [engine.sums.clone(), engine.outcome.clone()]
+        sums, outcome = engine.sums.clone(), engine.outcome.clone()
         scaler, random = engine.scaler.state_dict(), rng_state(engine.device)
         results: list[Result] = []
         own_change = ""
@@ -148,7 +148,7 @@ class Verifier:
                 self._restore(f"rank {self.ranks.rank} on {socket.gethostname()!r}: a fault in update {number}")
                 engine.scaler.load_state_dict(scaler)
                 set_rng_state(random, engine.device)
-                engine.outcome.copy_(small[1])
+                engine.outcome.copy_(outcome)
             result = self._attempt(micro_batches, end_update)
             for before in results:
                 change = changes(result.tensors, before.tensors)
@@ -159,9 +159,9 @@ class Verifier:
             if not agree:
                 tensors = {name: tensor.clone() for name, tensor in result.tensors.items()}
                 results.append(result._replace(tensors=tensors))
-        engine.sums.copy_(small[0])
-        # Agreed by the second computation: no fault
+        engine.sums.copy_(sums)
         if agree and len(results) == 1:
+            # no fault
             self.faulty = set()
         else:
             self._report(number, own_change, has_own_fault, agree)

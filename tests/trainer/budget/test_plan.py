@@ -49,6 +49,14 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
     assert 5.187 * (1 - error_of(plan=small)) < 4.192
 
 
+@pytest.mark.parametrize(
+    ("budget", "user_set", "every"), [("59m", (), 0), ("1h", (), 100), ("1h", {"verify_every"}, 0)]
+)
+def test_a_plan_of_an_hour_verifies_updates(budget, user_set, every):
+    costs = RunCosts(PretrainSettings(budget=budget, user_set=frozenset(user_set)), text_of(), **MACHINE)
+    assert chosen_settings(PLAN, costs).get("verify_every", 0) == costs.settings.verify_every == every
+
+
 def told(plan, **data):
     costs = costs_of(data=data)
     chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
