@@ -16,8 +16,9 @@ def open_repository(hub: str, name: str, is_public: bool) -> Upload:
     with library_errors(f"{what} gives no such repository; it wants your token: {LOGIN[hub]}"):
         upload, shows_it = (modelscope if hub == "modelscope" else huggingface)(name, is_public)
     # A hub does not change who sees a repository that is there.
-    if shows_it and not is_public:
-        raise UserError(f"{what} shows this repository to everybody: choose another, or add --public")
+    if shows_it != is_public:
+        seen_by, mend = ("everybody", "add") if shows_it else ("its owner alone", "leave out")
+        raise UserError(f"{what} shows this repository to {seen_by}: choose another, or {mend} --public")
 
     def upload_or_say(folder: Path) -> str:
         with library_errors(f"{what} has not taken {folder}, which stays on this machine"):

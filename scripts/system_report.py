@@ -38,7 +38,9 @@ from trainer.reporting.records import RunRecords
 SECONDS_OF_A_CHECK = 120
 SMALL: dict[str, Any] = {"hidden_size": 192, "num_hidden_layers": 2, "optimizer": "muon", "max_updates": 20}
 # folders; addresses of IPv4; with three colons or more those of IPv6 and hardware
-PLACES = re.compile(r"(?<!\w)(\w:)?[\\/]([^'\"\\/]+[\\/])+|(?<![\w.-])\d+(\.\d+){3}|([\da-fA-F]*:){3,}[\da-fA-F]*")
+PLACES = re.compile(
+    r"(?<!\w)(\w:)?[\\/](?=[^\s\\/])([^'\"\\/]+[\\/])*[^'\"\\/\s]+|(?<![\w.-])\d+(\.\d+){3}|([\da-fA-F]*:){3,}[\da-fA-F]*"
+)
 
 
 def run(args: Namespace, name: str, **arguments: Any) -> RunRecords:
@@ -114,9 +116,11 @@ def outcome(name: str, args: Namespace) -> str:
     flags = ["--check", name, "--folder", args.folder, "--device", args.device, "--seconds", str(args.seconds)]
     command, begin = [sys.executable, str(Path(__file__).resolve()), *flags], time.monotonic()
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS_OF_A_CHECK)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS_OF_A_CHECK + args.seconds
+        )
     except subprocess.TimeoutExpired:
-        return f"FAILED: no end after {SECONDS_OF_A_CHECK} s"
+        return f"FAILED: no end after {SECONDS_OF_A_CHECK + args.seconds:g} s"
     code = ended.returncode
     state, said = (f"FAILED, exit code {code}", ended.stderr) if code else ("ok", ended.stdout)
     last = said.strip().rpartition("\n")[2]

@@ -127,6 +127,9 @@ def evaluation_mode(engine: Engine) -> Iterator[None]:
         yield
     finally:
         engine.model.train()
+        if engine.is_sharded:
+            # Without a backward pass the gathered parameters of the root would stay in the place of its own.
+            engine.model.reshard()  # type: ignore[operator]
         set_rng_state(before, engine.device)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from common.errors import UserError
 from common.start import script_path, shell_line
 from trainer.calls import Caller
 from trainer.job import RunContext
@@ -72,8 +73,13 @@ def launch(
             torch.set_num_threads(available_threads())
             at_end.callback(release_locks)
             # Before a GPU is first used. CPU runs are deterministic anyway.
-            if settings.deterministic and pick_device(settings.device).type == "cuda":
-                at_end.enter_context(deterministic())
+            if pick_device(settings.device).type == "cuda":
+                if settings.deterministic:
+                    at_end.enter_context(deterministic())
+                elif settings.verify_every:
+                    raise UserError(
+                        "--verify_every on a GPU needs --deterministic 1: otherwise equal updates differ in bits"
+                    )
             ranks, device = join()
             compare_settings(ranks, settings)
             exit_code = train(settings, RunContext(ranks, device, signals, command, notices, caller))

@@ -451,6 +451,7 @@ class Trainer:
             samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
         if not (progress.evaluation_due or samples_are_due):
             return 0
+        self.verifier.check_at_rest()
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_request = 0

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from common.errors import UserError
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
@@ -46,11 +45,6 @@ class PretrainJob(Job):
 
     def __init__(self, parts: Parts) -> None:
         settings, ranks, corpus = parts.settings, parts.ranks, parts.corpus
-        if settings.sampled_softmax >= parts.model.config.vocab_size:
-            raise UserError(
-                f"--sampled_softmax {settings.sampled_softmax}: the vocabulary has {parts.model.config.vocab_size} ids; give fewer, or 0 "
-                "for all"
-            )
         self.parts = parts
         self.settings = settings
         self.batching = parts.batching
@@ -60,8 +54,13 @@ class PretrainJob(Job):
         # None: the loss computes all ids.
         self.head_sampler = None
         if settings.sampled_softmax:
-            targets = rows_targets(corpus)
-            self.head_sampler = HeadSampler(targets, self.config.vocab_size, settings.sampled_softmax, settings.seed)
+            self.head_sampler = HeadSampler(
+                rows_targets(corpus),
+                self.config.vocab_size,
+                settings.sampled_softmax,
+                settings.seed,
+                tells=ranks.is_main,
+            )
         self.files = RunFiles(
             parts.stem,
             outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},

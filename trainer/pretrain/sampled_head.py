@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import torch
 
+from common.errors import UserError
 from common.wording import announce
 from dataset.arrays import Ints
 from dataset.corpus import Corpus
@@ -33,23 +34,25 @@ def rows_targets(corpus: Corpus) -> Ints:
 class HeadSampler:
     """Draws the ids of each row. A row always draws the same: micro-batches and ranks change nothing, and a resume draws as the run did.
 
-    targets: of `rows_targets`. n_ids: of a row, its targets included.
+    targets: of `rows_targets`. n_ids: of a row, its targets included. tells: of a row with too many targets, once. Errors: UserError.
     """
 
-    def __init__(self, targets: Ints, vocab_size: int, n_ids: int, seed: int) -> None:
+    def __init__(self, targets: Ints, vocab_size: int, n_ids: int, seed: int, tells: bool = False) -> None:
+        if n_ids >= vocab_size:
+            raise UserError(f"--sampled_softmax {n_ids}: the vocabulary has {vocab_size} ids; give fewer, or 0 for all")
         counts = np.bincount(targets[targets != IGNORE], minlength=vocab_size)
         self.weights = (counts + 1.0) ** POWER
         self.n_ids = n_ids
         self.seed = seed
-        self.has_told = False
+        self.tells = tells
 
     def __call__(self, targets: torch.Tensor) -> HeadSample | None:
         """targets: of a micro-batch [B, T]. None: the whole head, where a row's targets leave no id to draw."""
         samples = [self._sample(row) for row in targets.cpu().numpy()]
         known = [sample for sample in samples if sample is not None]
         if len(known) < len(samples):
-            if not self.has_told:
-                self.has_told = True
+            if self.tells:
+                self.tells = False
                 announce(
                     f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row; its micro-batch computes all ids, as "
                     "will others like it; FLOP are counted as if it did not"
