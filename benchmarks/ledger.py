@@ -16,6 +16,7 @@ if __name__ == "__main__" and not __package__:
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from statistics import fmean, stdev
 from scipy.stats import t
 
 from common.errors import UserError, user_errors
-from common.files import atomic_file
+from common.files import atomic_file, atomic_folder
 from common.flags import Parser, positive
 from common.processes import die_with_parent, text_of_file
 from common.start import ROOT, script_path, shell_line
@@ -53,9 +54,7 @@ def read_variants(texts: Sequence[str], common: str, out: Path) -> dict[str, lis
         script = str(out / commit / "trainer/train_pretrain.py") if commit else script_path("trainer/train_pretrain.py")
         variants[name] = [script, *shlex.split(common), *words, "--report", "0"]
         if commit:
-            git = ["git", "-C", str(ROOT), "worktree", "add", "--force", "--detach", str(out / commit), commit[1:]]
-            if not (out / commit).exists() and subprocess.run(git, capture_output=True).returncode:
-                raise UserError(f"--variant {name}: git finds no commit {commit[1:]} here")
+            check_out(commit[1:], out / commit, f"--variant {name}")
             if not {"--data_path", "--mixture"} & {*variants[name]}:
                 raise UserError(f"--variant {name}: the default text may be another there: add --data_path to --common")
         else:
@@ -64,6 +63,28 @@ def read_variants(texts: Sequence[str], common: str, out: Path) -> dict[str, lis
             if judges[-1] != judges[0] or not (settings.val_path or settings.val_fraction or settings.has_budget):
                 raise UserError(f"--variant {name}: all need the same validation text: add --val_path to --common")
     return variants
+
+
+def check_out(commit: str, folder: Path, flag: str) -> Path:
+    """Fill `folder` with a commit's files, unless it exists; returns it. flag: where the user named it. Errors: UserError."""
+    archive = folder.with_name(f"{folder.name}.zip")
+    git = ["git", "-C", str(ROOT), "archive", "--output", str(archive), commit]
+    if not folder.exists():
+        if subprocess.run(git, capture_output=True).returncode:
+            raise UserError(f"{flag}: git finds no commit {commit} here")
+        with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as unpacked:
+            shutil.unpack_archive(archive, unpacked)
+        archive.unlink()
+    return folder
+
+
+def run_logged(python: str, command: Sequence[str], log_path: Path) -> tuple[int, str]:
+    """Run it, and append what it prints to a file. Returns its exit code and last line. Errors: OSError."""
+    # On Linux a run is killed with this process, whose successor needs its files.
+    with_parent = partial(die_with_parent, os.getpid()) if os.name == "posix" else None
+    with open(log_path, "ab") as log:
+        done = subprocess.run([python, *command], stdout=log, stderr=log, preexec_fn=with_parent)
+    return done.returncode, text_of_file(log_path).rstrip().rpartition("\n")[2]
 
 
 def figures(folder: Path, command: Sequence[str]) -> tuple[float, ...]:
@@ -124,8 +145,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         variants = read_variants(args.variant, args.common, out)
     runs: Runs = {name: {} for name in variants}
     failures: list[str] = []
-    # On Linux a run is killed with this process, whose successor needs its files.
-    with_parent = partial(die_with_parent, os.getpid()) if os.name == "posix" else None
     for seed in range(1, args.seeds + 1):
         going = [n for n in runs if len(pairs := judge(runs, n, args.drop)[0]) >= seed - 1 and pairs[:1] <= [args.drop]]
         # The reference alone would be compared with nothing.
@@ -135,11 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not (finished := figures(folder, command)):
                 show(runs, args.drop, failures, out / "ledger.md")
                 announce(f"{name}, seed {seed}: {log_path}")
-                with open(log_path, "ab") as log:
-                    done = subprocess.run([sys.executable, *command], stdout=log, stderr=log, preexec_fn=with_parent)
+                code, last = run_logged(sys.executable, command, log_path)
                 if not (finished := figures(folder, command)):
-                    last = text_of_file(log_path).rstrip().rpartition("\n")[2]
-                    failures.append(f"- {name}, seed {seed}: exit code {done.returncode}: {last}")
+                    failures.append(f"- {name}, seed {seed}: exit code {code}: {last}")
                     continue
             runs[name][seed] = finished
     show(runs, args.drop, failures, out / "ledger.md")

@@ -131,7 +131,6 @@ def test_kill_9_and_the_files_of_a_commit(arguments, tmp_path):
     pid = json.loads((killed / ".pretrain_16.running").read_text())["pid"]
     wait_until(lambda: not is_running(pid))
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tmp_path / "ledger" / "@HEAD"], check=True)
     assert "before, seed 1" not in said and "resumed from" in (tmp_path / "ledger" / "killed-1.log").read_text()
     (base, before, killed), _ = table(tmp_path)
     assert before[0] == "before" and killed[2:4] == [base[2], "+0.00"]
