@@ -122,7 +122,7 @@ test-core: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow" $(CORE)
 
 test-all: $(VENV)/.installed-dev
-	$(RUN) -m pytest $(PROCESSES) -rs --durations=30
+	$(RUN) -m pytest $(PROCESSES) -rfEs --durations=30
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)

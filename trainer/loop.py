@@ -259,18 +259,10 @@ class Trainer:
             compute = [partial(self.compute, batch, update, totals, n == last) for n, batch in enumerate(batches)]
             # The requests are made once, even if the update is computed again.
             end_update = partial(self.end_update, rate, cache(self.requests))
-            is_verified = self.verifier.is_due(update.number)
-            log_sums = self.verifier.compute(update.number, compute, end_update) if is_verified else []
-            for micro_batch, compute_batch in enumerate(compute):
-                if is_verified:
-                    self.engine.sums += log_sums[micro_batch]
-                else:
-                    compute_batch()
+            for micro_batch, _ in enumerate(self.verifier.compute(update.number, compute, end_update)):
                 progress.step += 1
                 if micro_batch < last:
                     self.log(update, first_step + micro_batch, rate)
-            if not is_verified:
-                end_update()
             self.verifier.remember()
             stop_request = self.after_update(update, rate)
             if stop_request:

@@ -7,7 +7,7 @@ A rank checks its own part. Only the computing again needs all ranks, since they
 """
 
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -83,9 +83,6 @@ class Verifier:
         # ranks with a fault in the last update that was computed twice
         self.faulty: set[int] = set()
 
-    def is_due(self, number: int) -> bool:
-        return self.every > 0 and number % self.every == 0
-
     def remember(self) -> None:
         """Call after each update."""
         if self.every:
@@ -129,11 +126,28 @@ class Verifier:
 
     def compute(
         self, number: int, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]
+    ) -> Iterator[None]:
+        """Compute an update. Yields once for each micro-batch, when its sums are in the engine.
+
+        Errors: as `_until_two_agree`.
+        """
+        if self.every and number % self.every == 0:
+            for log_sums in self._until_two_agree(number, micro_batches, end_update):
+                self.engine.sums += log_sums
+                yield
+        else:
+            for compute in micro_batches:
+                compute()
+                yield
+            end_update()
+
+    def _until_two_agree(
+        self, number: int, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]
     ) -> list[torch.Tensor]:
         """Compute an update until two results agree on every rank. A collective. Returns the sums of each micro-batch for the log.
 
-        The sums are those of the engine, which stay as they are. Errors: UserError if three results differ, or if a rank had a fault
-        in the check before too.
+        The sums of the engine stay as they are. Errors: UserError if three results differ, or if a rank had a fault in the check
+        before too.
         """
         # A fault in the copy itself goes unnoticed until it is used.
         self._copy()
@@ -188,7 +202,7 @@ class Verifier:
         return Result(log_sums, evidence, tensors)
 
     def _report(self, number: int, change: str, has_own_fault: bool, agree: bool) -> None:
-        """Name the ranks with a fault in update `number`. A collective; see `compute` for the arguments and errors.
+        """Name the ranks with a fault in update `number`. A collective; see `_until_two_agree` for the arguments and errors.
 
         A wrong gradient gives all ranks wrong weights. So if the own work of some ranks differs, these are the ones.
         """
@@ -196,16 +210,15 @@ class Verifier:
         ranks = [own] * self.ranks.world_size
         if self.ranks.world_size > 1:
             dist.all_gather_object(ranks, own)
-        own_faults = {rank for rank, (_, _, has_own) in enumerate(ranks) if has_own}
-        faulty = own_faults or {rank for rank, (_, changed, _) in enumerate(ranks) if changed}
+        faulty = {rank for rank, (_, _, has_own) in enumerate(ranks) if has_own}
+        # A sharded model passes gradients on unseen: without a rank's own evidence any of these may have made the wrong one.
+        faulty = faulty or {rank for rank, (_, changed, _) in enumerate(ranks) if changed}
         where = "; ".join(f"rank {rank} on {ranks[rank][0]!r}: {ranks[rank][1]}" for rank in sorted(faulty))
         line = f"update {number}, computed again from the same state, gave other bits ({where})"
-        # A sharded model passes gradients on unseen: any rank may have made a wrong one.
-        known = own_faults if self.engine.is_sharded else faulty
-        again = sorted(known & self.faulty)
-        self.faulty = known
+        again = " or ".join(str(rank) for rank in sorted(faulty & self.faulty))
+        self.faulty = faulty
         if again or not agree:
-            why = f"the second check in a row with a fault on rank {again[0]}" if again else "so did a third time"
+            why = f"the second check in a row with a fault on rank {again}" if again else "so did a third time"
             fail_all_ranks(self.ranks, f"{line}, {why}; {ADVICE}")
         if self.ranks.is_main:
             announce(f"warning: {line}; a third time gave one of the two results again, which is kept")

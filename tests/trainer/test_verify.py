@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from tests import chats
-from tests.helpers import assert_same_weights, complaint, flags, losses, new_port, train, write_corpus
+from tests.helpers import assert_same_weights, complaint, flags, losses, new_port, stopped_after, train, write_corpus
 from trainer import train_pretrain
 from trainer.sharding import own_part
 from trainer.verify import Verifier
@@ -34,7 +35,7 @@ def flipped_bits(seed=0, at_rest=lambda update: False, computed=lambda check: Fa
     chance, flipped = random.Random(seed), []
     checks, updates, tries = itertools.count(1), itertools.count(), itertools.count()
     faulty = None
-    compute, attempt, remember = Verifier.compute, Verifier._attempt, Verifier.remember
+    compute, attempt, remember = Verifier._until_two_agree, Verifier._attempt, Verifier.remember
     is_here = int(os.environ.get("RANK", 0)) == rank
 
     def computing(verifier, *given):
@@ -75,7 +76,7 @@ def flipped_bits(seed=0, at_rest=lambda update: False, computed=lambda check: Fa
             flip(chance.choice([*verifier.tensors.values()]), chance)
             flipped.append("at rest")
 
-    with mock.patch.multiple(Verifier, compute=computing, _attempt=attempting, remember=remembering):
+    with mock.patch.multiple(Verifier, _until_two_agree=computing, _attempt=attempting, remember=remembering):
         yield flipped
 
 
@@ -142,16 +143,23 @@ def test_faults_in_two_checks_in_a_row_end_the_run(faults, said, tmp_path, capsy
 
 def faulty_rank(folder, **options):
     """One of two ranks. Runs without faults, with some on rank 1, and with some in each of its checks. Returns whether the first two
-    end alike, the ranks that are named by the second, and the error of the third.
+    end alike, the ranks that are named by the second, and the error of the third. The second is stopped before an evaluation, with
+    which its resume begins.
     """
+    options |= {"val_fraction": 0.2, "eval_interval": 7}
     runs, error, said = [], "", io.StringIO()
     some = {"at_rest": lambda update: update % 2 == 0, "computed": lambda check: check % 2 == 1}
     for name, faults in {"none": {}, "some": some, "all": {"computed": lambda check: True}}.items():
         new_port(f"faults {name} {options}")
         with contextlib.redirect_stdout(said), flipped_bits(rank=1, **faults):
-            every = int(name != "none")
+            run = partial(run_of, folder, name, verify_every=int(name != "none"), **options)
+            if name == "some":
+                with stopped_after(options["eval_interval"]), pytest.raises(AssertionError):
+                    run()
+                new_port(f"resume {options}")
+                run = partial(run, from_resume=1)
             try:
-                runs.append(run_of(folder, f"{name} {options}", verify_every=every, **options))
+                runs.append(run())
             except UserError as failure:
                 error = str(failure)
                 dist.destroy_process_group()
