@@ -1,6 +1,7 @@
 """What a test plants in a run's process before it starts. The product code knows nothing of it."""
 
 import atexit
+import ctypes
 import errno
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import torch
 from common import files
 from dataset import loader
 from dataset.batches import Assembler
-from trainer import engine
+from trainer import engine, loop, reducer
 from trainer.machine import devices
 from trainer.saving import checkpoint
 from trainer.saving.saver import Saver
@@ -93,16 +94,85 @@ def signal_at(updates, name="SIGTERM", rank=0, once=None):
     at_update(updates, lambda: os.kill(os.getpid(), getattr(signal, name)), rank, once)
 
 
-def fail_at(updates, kind, rank=0):
+def fail_at(updates, kind, rank=0, message="planted failure"):
     """Raise an exception, or hang, before an update."""
 
     def fail():
         if kind == "raise":
-            raise RuntimeError("planted failure")
+            raise torch.AcceleratorError(message)
         while True:
             time.sleep(1)
 
     at_update(updates, fail, rank)
+
+
+# What a rank may do in a collective: end, be stopped, stand still, stand still with the interpreter's lock, so that none of its
+# threads runs, or answer late.
+FAULTS = {
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(3600),
+    "hold": lambda: ctypes.PyDLL(None).sleep(3600),
+    "late": lambda: time.sleep(1.5),
+}
+# {phase: method in whose collectives a fault strikes}
+COLLECTIVES = {
+    "exchange": (reducer.DistributedReducer, "finish"),
+    "log": (engine.Engine, "collect"),
+    "evaluation": (loop.Trainer, "run_evaluation"),
+    "save": (Saver, "save"),
+}
+PHASES = ("before", "after", *COLLECTIVES)
+
+
+def strike(kind, phase, update, rank=0, once=None):
+    """One of FAULTS from an update on, at its first time in this phase: before or after the exchange of gradients, or inside one of
+    COLLECTIVES. once: a file; only if it does not exist yet, and then it does."""
+    is_inside = is_done = False
+
+    def act(*_):
+        nonlocal is_done
+        number = Count.done + (phase in ("before", "exchange"))
+        if is_done or number < update or torch.distributed.get_rank() != rank or (once and os.path.exists(once)):
+            return
+        is_done = True
+        if once:
+            open(once, "w").close()
+        FAULTS[kind]()
+
+    def enclosing(method):
+        def enclosed(*arguments, **named):
+            nonlocal is_inside
+            is_inside = True
+            returned = method(*arguments, **named)
+            is_inside = False
+            return returned
+
+        return enclosed
+
+    def striking(collective):
+        def struck(*arguments, **named):
+            if is_inside and collective is all_reduce and not named:
+                # The others get what this rank has sent.
+                work = collective(*arguments, async_op=True)
+                act()
+                return work.wait()
+            if is_inside:
+                act()
+            return collective(*arguments, **named)
+
+        return struck
+
+    all_reduce = torch.distributed.all_reduce
+    if phase == "before":
+        before_calls(engine.Engine, "micro_batch", act)
+    elif phase == "after":
+        before_calls(loop.Trainer, "after_update", act)
+    else:
+        owner, name = COLLECTIVES[phase]
+        setattr(owner, name, enclosing(getattr(owner, name)))
+        torch.distributed.broadcast_object_list = striking(torch.distributed.broadcast_object_list)
+        torch.distributed.all_reduce = striking(all_reduce)
 
 
 def hold_until_signal(update):

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from common.errors import UserError
 from tests.helpers import ROOT, complaint, flags, write_corpus
 from trainer import train_pretrain
 from trainer.evaluation import Sampler
@@ -35,6 +36,13 @@ def test_failed_allocations_are_known_by_their_errors(error):
         raise RuntimeError("backend='inductor' raised") from error
     except RuntimeError as wrapper:
         assert is_out_of_memory(wrapper)
+
+
+def test_another_program_that_has_the_memory_of_the_gpu_is_named():
+    said = "CUDA out of memory. GPU 0 has a total capacity of 23.68 GiB. Process 4321 has 18.00 GiB memory in use. Of the allocated"
+    raised = pytest.raises(UserError, match="left on cpu, Process 4321 has 18.00 GiB memory in use: advice")
+    with raised, out_of_memory_as_user_error(CPU, lambda: "advice"):
+        raise torch.OutOfMemoryError(said)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("mismatch"), OSError(28, "no space"), ValueError("out of memory")])

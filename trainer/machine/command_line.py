@@ -26,7 +26,7 @@ _one_call = threading.Lock()
 def run_cli(main: Callable[[], int | None]) -> None:
     """Run `main()`; print a mistake of the user, or what the machine lacks, as one line on stderr and exit with 2.
 
-    Exit code 1 for what the user cannot fix: a worker process or another rank died.
+    Exit code 1 for what the user cannot fix: a worker process or another rank died, a GPU has failed.
     """
     open_standard_streams()
     # one line for users; Python's own format adds our file name, line and code
@@ -88,12 +88,13 @@ def error_line(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_data_fault else 1
     # They import torch, which report.py does without.
-    from trainer.machine.measure import exhausted_line
-    from trainer.machine.ranks import lost_rank_line
+    from trainer.machine.measure import exhausted_line, lost_card_line
+    from trainer.machine.ranks import lost_rank_line, silent_ranks
 
-    loss = lost_rank_line(error)
-    if loss is not None:
-        return loss, 1
+    if card := lost_card_line(error):
+        return card, 1
+    if loss := lost_rank_line(error):
+        return f"{silent_ranks()} {loss}", 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:
         return f"--deterministic 1: {operation} has no deterministic form; use --deterministic 0", 2

@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -209,6 +210,22 @@ def exhausted_line(error: Exception) -> str | None:
     return None
 
 
+# CUDA's words for a GPU that has failed (Xid 48, 74, 79), is gone or is taken, and not for a mistake in a kernel
+CARD_LOST = re.compile(
+    r"[^\n.']*(uncorrectable|hardware stack|launch timed out|unspecified launch|GPU is lost|no CUDA-capable|busy or unavailable|"
+    r"CUDA error: unknown)[^\n.']*"
+)
+
+
+def lost_card_line(error: Exception) -> str | None:
+    """One line for an error that means that the GPU has failed, is gone or is taken; None for all others."""
+    found = CARD_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found and (
+        f"the GPU has failed, is gone, or is held by another program ({found[0]}): `nvidia-smi` and `dmesg | grep Xid` say more; on one "
+        "that works, --from_resume 1 continues from the newest checkpoint"
+    )
+
+
 @contextlib.contextmanager
 def out_of_memory_as_user_error(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation into a UserError whose line ends with `advise()`."""
@@ -218,4 +235,5 @@ def out_of_memory_as_user_error(device: torch.device, advise: Callable[[], str])
         # A loader's error has its own line, which may mention memory as a guess.
         if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
             raise
-        raise UserError(f"no memory is left on {device}: {advise()}") from None
+        taken = re.findall(r"Process \d+ has [\d.]+ \w+ memory in use", str(error))
+        raise UserError(f"no memory is left on {', '.join([str(device), *taken])}: {advise()}") from None

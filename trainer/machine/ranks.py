@@ -1,14 +1,11 @@
 """The ranks of a run: this process among them, how they join, work that one does for all, barriers, small messages.
 
-How an error of one rank ends all of them. A rank that raises while the others wait for it in a collective would leave
-them there until the timeout of the process group. There are three cases:
-
-- Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
-  ranks wait for says whether it failed, so all of them exit, and rank 0 prints the line.
-- A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch
-  (trainer/loop.py): all stop at the same place.
-- Any other error of one rank ends it at once (command_line.end_process), without a handshake. The launcher notices and ends
-  the others; if the launcher itself was killed, the kernel ends each rank.
+How an error of one rank ends all, also those that wait for it in a collective:
+- Work of rank 0 alone, such as choosing a checkpoint, goes through `on_main`: the message that all ranks wait for says whether it
+  failed, so all of them exit, and rank 0 prints the line.
+- A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch (trainer/loop.py).
+- Any other error ends its rank at once (command_line.end_process), without a handshake. The others notice, name it (`silent_ranks`)
+  and end, or the launcher ends them; if the launcher itself was killed, the kernel ends each rank.
 """
 
 import contextlib
@@ -36,8 +33,9 @@ from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 from trainer.machine.rank import ONE_RANK, Ranks
 
-# Seconds between two looks at which ranks have joined
+# Seconds between two looks at which ranks have joined, or report a loss; and how long they wait for each other's reports
 POLL_S = 0.2
+REPORT_S = 3.0
 
 
 def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> tuple[Ranks, torch.device]:
@@ -138,9 +136,8 @@ ResultT = TypeVar("ResultT")
 
 # Interval at which waiting ranks synchronise while others work: well within any --dist_timeout
 MEET_EVERY_S = 0.25
-# Suffixes of flags that may differ between machines: devices, workers, and paths. The contents of data files are compared by their
-# digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The weights come from
-# rank 0.
+# Suffixes of flags that may differ between machines: devices, workers, and paths. Data files are compared by their digests, the shares
+# of a --mixture and the shape of a --from_weight with the rest of the run's identity. The weights come from rank 0.
 MACHINE_SPECIFIC = ("_dir", "_path", "_file", "device", "from_weight", "mixture", "num_workers")
 
 
@@ -248,7 +245,7 @@ CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re
 
 
 def lost_rank_line(error: Exception) -> str | None:
-    """One line for an error that means that another rank is gone or silent; None for all others."""
+    """The rest of a line that begins with `silent_ranks()`, for an error that means that another rank is lost; None for others."""
     message = one_line(error)
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
@@ -259,10 +256,39 @@ def lost_rank_line(error: Exception) -> str | None:
         return None
     # Without the source location at its start and the advice at its end
     message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
-    return (
-        f"another rank is gone, or silent for longer than --dist_timeout ({message}): launched again with --from_resume 1, the run "
-        "continues from its newest checkpoint"
-    )
+    return f"is gone, or silent for longer than --dist_timeout ({message}): --from_resume 1 continues from the newest checkpoint"
+
+
+def silent_ranks() -> str:
+    """Names the ranks that do not report within REPORT_S that they have lost another, as this one does: dead, stopped, or stuck.
+
+    "rank 0" if the store does not answer, which is that of rank 0 or its launcher; "another rank" if all report.
+    """
+    if not dist.is_initialized():
+        return "another rank"
+    names = "rank 0"
+    group, store = dist.distributed_c10d._get_default_group(), dist.distributed_c10d._get_default_store()
+    reports = {rank: f"rank {rank} has lost another" for rank in range(group.size())}
+
+    def report() -> None:
+        nonlocal names
+        with contextlib.suppress(RuntimeError):
+            store.set(reports[group.rank()], "")
+            while silent := [str(rank) for rank, key in reports.items() if not store.check([key])]:
+                names = f"rank {', '.join(silent)}"
+                time.sleep(POLL_S)
+            names = "another rank"
+
+    if dist.get_backend() == "gloo":
+        # A message that does not come in time closes all connections, so that ranks that wait for this one notice too.
+        for rank in reports.keys() - {group.rank()}:
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.zeros(1)], rank, 0).wait(timedelta(milliseconds=1))
+    # In a thread: a store whose process is stopped does not even keep its timeout.
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    reporter.join(REPORT_S)
+    return names
 
 
 # ---------------------------------------------------------------------------------------------- small messages
