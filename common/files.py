@@ -79,13 +79,19 @@ def rename(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def try_to_write(path: Path) -> None:
-    """Write a byte to a file at `path` and delete it. Errors: OSError."""
+def try_to_write(path: Path, sized: bool = False) -> None:
+    """Write a byte to a file at `path`, rename and delete it. sized: also give it a size first. Errors: OSError.
+
+    Not all mounted buckets can do this.
+    """
     try:
         with open(path, "wb") as file:
+            if sized:
+                file.truncate(1)
             file.write(b"\0")
             file.flush()
             os.fsync(file.fileno())
+        path = path.replace(path.with_suffix(".try"))
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -106,12 +106,12 @@ def launch(
     return run_forked(n_processes, partial(work, notices=notices))
 
 
-def lock_files(ranks: Ranks, *stems: Path) -> None:
+def lock_files(ranks: Ranks, *stems: Path, sized: bool = False) -> None:
     """Create the folders of the runs' files, and lock the files until this command ends.
 
-    stems: paths of the files without suffix. Errors: UserError that names the run that is writing them, or says why
+    stems: paths of the files without suffix. sized: as in `check_writable`. Errors: UserError that names the run that is writing them, or says why
     they cannot be written.
     """
     for stem in stems:
-        on_main(ranks, partial(check_writable, stem))
+        on_main(ranks, partial(check_writable, stem, sized))
         on_main(ranks, partial(take_lock, stem))

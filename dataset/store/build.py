@@ -18,7 +18,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from array import array
 from collections import Counter
@@ -45,6 +44,7 @@ from common.files import (
     file_lock,
     remove,
     sync_folder,
+    temporary_beside,
     user_cache,
 )
 from common.processes import WorkerDied, Workers, usable_cores
@@ -405,11 +405,12 @@ def open_store(folder: Path, report: bool = False) -> TokenStore | None:
 def first_writable(folders: list[Path]) -> Path:
     """The first writable folder. Errors: DataError if there is none."""
     for folder in folders:
-        with contextlib.suppress(OSError):
+        # NotImplementedError: a file system without locks, such as a mounted bucket; only one process may build a store.
+        with contextlib.suppress(OSError, NotImplementedError):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
+            with file_lock(temporary_beside(folder / ".probe")):
                 pass
             if folder != folders[0]:
-                announce(f"{folders[0]} cannot be written to: using {folder}")
+                announce(f"{folders[0]} cannot be written to or locked: using {folder}")
             return folder
-    raise DataError(f"{folders[0]} cannot be written to; --cache_dir names a folder for the token store")
+    raise DataError(f"{folders[0]} cannot be written to or locked; --cache_dir names a folder for the token store")

@@ -87,7 +87,7 @@ class ElectraJob(Job):
         )
         with user_errors():
             # From here on no other run may write these files.
-            lock_files(self.ranks, self.files.stem)
+            lock_files(self.ranks, self.files.stem, sized=True)
             if settings.seed is None:
                 settings.seed = on_main(self.ranks, self._draw_seed)
             # The same seed on all ranks, so that all start with the same weights.

@@ -93,7 +93,7 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
         tasks = read_tasks(settings, ranks, folders, model, say)
         # Otherwise a model that does not fit the last task would fail after the training of the others.
         on_main(ranks, lambda: [init_model(settings, data.task, model, data.tokenizer) for data in tasks] and None)
-        lock_files(ranks, *(out / name / name for name in folders))
+        lock_files(ranks, *(out / name / name for name in folders), sized=True)
 
         def make_room() -> None:
             for name in folders:

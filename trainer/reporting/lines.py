@@ -81,6 +81,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         updates = counted(progress.update, "update")
         reporter.say(f"warning: {progress.skipped:,} of {updates} not applied: their loss or gradient was not finite")
     if is_complete:
+        reporter.sync()
         # A full disk may have left no line in the file.
         with contextlib.suppress(UserError):
             if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):

@@ -31,7 +31,7 @@ class Reporter:
         self.on_log = on_log or (lambda record: None)
         # the module of the tracker
         self.tracker: Any = None
-        self.file: io.FileIO | None = None
+        self.file: io.FileIO | io.BytesIO | None = None
         # whether the last line in the file is incomplete
         self.is_cut = False
         # in a notebook, the handle of the log line on display
@@ -55,8 +55,24 @@ class Reporter:
                         kept.append(line.rstrip() + b"\n")
         with atomic_file(path) as file:
             file.writelines(kept)
-        # Unbuffered: each line is in the file at once, even if the process is killed.
-        self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
+        try:
+            # Unbuffered: each line is in the file at once, even if the process is killed.
+            self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
+        except OSError as error:
+            # In a mounted bucket a file is final once it is closed.
+            self.say(f"note: {path} takes no further lines ({error.strerror}): each save writes it anew")
+            self.file = io.BytesIO()
+            self.file.name = path
+            self.file.writelines(kept)
+
+    def sync(self) -> None:
+        """Write a file anew that takes no further lines, with those so far: before a save, so that a resume finds them."""
+        if isinstance(self.file, io.BytesIO):
+            try:
+                with atomic_file(self.file.name) as file:
+                    file.write(self.file.getvalue())
+            except OSError as error:
+                self.say(f"warning: {self.file.name}: {error.strerror}: lines are missing there; training continues")
 
     def open_tracker(self, settings: RunSettings, name: str, run_ids: dict[str, str | None]) -> None:
         """Start a run in Weights & Biases, or in SwanLab or Trackio, which have its interface, or continue that of `run_ids`.
@@ -128,6 +144,7 @@ class Reporter:
             self.display.update(Pretty(text))
 
     def close(self) -> None:
+        self.sync()
         if self.file:
             self.file.close()
         self._to_tracker("finish")

@@ -6,6 +6,7 @@ when the process ends, in any way.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -28,15 +29,17 @@ WAIT_S = 3.0
 WAIT_FOR_LOST_MACHINE_S = 150.0
 
 
-def check_writable(stem: Path) -> None:
+def check_writable(stem: Path, sized: bool = False) -> None:
     """Create the folder of a run's files, and check that it is writable. stem: path of the files without suffix.
+
+    sized: some files get their size before they are written, which safetensors does.
 
     Errors: UserError if it cannot be created, or no file can be written there or among the checkpoints.
     """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         # the longest name that the run uses; a restart after a kill deletes it
-        try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"))
+        try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"), sized)
         for ending in (*RECORDS, "pth", "json"):
             check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")
@@ -90,7 +93,8 @@ def take_lock(stem: Path) -> None:
             f"{stem}: {_holder(running)[1]} is writing these files: wait for it, stop it, or name another --out_dir"
         ) from None
     except (OSError, NotImplementedError) as error:
-        if isinstance(error, PermissionError):
+        # EPERM: a mounted bucket, where a file that exists cannot be opened for writing
+        if isinstance(error, PermissionError) and error.errno != errno.EPERM:
             raise
         announce(f"note: {stem.parent} has no file locks ({error}): make sure that no second run writes there")
         return
