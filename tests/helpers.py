@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = REFERENCE
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no reference material at {SHARED} (MINIMIND_REFERENCE)")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
+SMALL = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_seq_len": 24, "batch_size": 2,
+    "accumulation_steps": 2, "log_interval": 1, "num_workers": 0, "device": "cpu", "dtype": "float32", "use_compile": 0,
+    "dist_timeout": 60, "report": 0,
+}  # fmt: skip
 
 
 def tiny_model(seed=0, **fields):
@@ -116,13 +121,6 @@ def write_corpus(path, n_documents=40, seed=0):
     return path
 
 
-SMALL = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_seq_len": 24, "batch_size": 2,
-    "accumulation_steps": 2, "log_interval": 1, "num_workers": 0, "device": "cpu", "dtype": "float32", "use_compile": 0,
-    "dist_timeout": 60, "report": 0,
-}  # fmt: skip
-
-
 def flags(**changes):
     """The argument list of a run that takes a fraction of a second, with these flags changed; None drops a flag."""
     return argument_list({**SMALL, **changes})
@@ -193,7 +191,6 @@ def records(run, key="loss"):
 
 
 def losses(run):
-    """The losses of a run's log lines."""
     return [record["loss"] for record in records(run)]
 
 
@@ -225,6 +222,11 @@ def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "tr
     command = [sys.executable, *launcher, str(script), *map(str, arguments)]
     environment = {**os.environ, **environment}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def run_program(program, *arguments, cwd=ROOT, **environment):
+    """Run a text of Python in a process of its own; returns the CompletedProcess."""
+    return command_line([program, *arguments], cwd=cwd, script="-c", **environment)
 
 
 def complaint(capsys, main, arguments):

@@ -22,7 +22,7 @@ from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
 from scripts import parsers
-from tests.helpers import ROOT, write_weights
+from tests.helpers import ROOT, command_line, run_program, write_weights
 from trainer import train_tokenizer
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
@@ -36,6 +36,7 @@ PARSERS = {
     "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
     **{f"scripts/{name}.py": parser for name, parser in parsers.PARSERS.items()},
 }
+READMES = ("README.md", "README_zh.md")
 
 
 def commands():
@@ -126,9 +127,7 @@ def run_with_stand_ins(folder, names, code, script, *flags):
     """Run a script where this code is the packages of these names, which take seconds to import."""
     for name in names:
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, str(ROOT / script), *flags]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return command_line(flags, script=ROOT / script, PYTHONPATH=str(folder))
 
 
 @pytest.mark.parametrize("script", PARSERS)
@@ -166,9 +165,7 @@ def test_a_script_that_is_terminated_leaves_nothing_half_written(tmp_path):
     script += "from trainer.machine.command_line import run_cli\n"
     script += "def main():\n with atomic_file('file') as file, atomic_folder(Path('folder'), Path('half')) as folder:\n"
     script += "  folder.mkdir()\n  os.kill(os.getpid(), signal.SIGTERM)\nrun_cli(main)\n"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    ended = run_program(script, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGTERM, "", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -255,9 +252,6 @@ def test_an_old_python_is_named_before_anything_is_made(set_up, tmp_path, monkey
     assert not asked and not (tmp_path / "env").exists()
 
 
-READMES = ("README.md", "README_zh.md")
-
-
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -269,8 +263,7 @@ def test_the_snippet_runs_from_another_folder(tmp_path):
     weight = write_weights(tmp_path / "pretrain_512", vocab_size=6400)
     snippet = snippet.replace('repository = "."', f"repository = {str(ROOT)!r}")
     snippet = snippet.replace('f"{repository}/out/pretrain_512.pth"', repr(weight))
-    command = [sys.executable, "-c", snippet]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120)
+    ended = run_program(snippet, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("<|im_start|>Return the")
 

@@ -1,8 +1,6 @@
 """All trainers, in processes that lack packages which only some users need, or what Windows does not have."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,7 +8,7 @@ from tests.chats import write_chats
 from tests.encoders.electra.test_command import flags as electra_flags
 from tests.encoders.electra.test_examples import write_lines, write_vocab
 from tests.encoders.glue.glue_helpers import arguments, make_place
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import flags, run_program, write_corpus
 
 # torch and transformers too look for packages that they can do without.
 PACKAGES = "wandb zstandard pyarrow fastokens rensa matplotlib sklearn scipy gguf pandas fsspec s3fs aiohttp"
@@ -77,8 +75,7 @@ missing, commands = json.loads(sys.argv[1])
 for trainer, words in commands:
     print("ended", trainer, importlib.import_module("trainer." + trainer).main(words))
 """
-        command = [sys.executable, "-c", program, json.dumps([missing, commands], default=str)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        ended = run_program(program, json.dumps([missing, commands], default=str))
         assert ended.returncode == 0, ended.stderr
         assert [ended.stdout.count(f"ended {name} 0") for name, _ in commands] == [2, 2, 1, 1, 1]
         assert "resumed from" in ended.stdout and (out / "pretrain_16.pth").is_file()

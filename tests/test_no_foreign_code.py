@@ -27,6 +27,15 @@ class Config(PreTrainedConfig):
 class Tokenizer(PreTrainedTokenizerFast):
     pass
 """
+BOMBS = {
+    "memory": "{{ 'a' * 2**33 }}",
+    "output": "{% for i in range(90000) %}{{ 'a' * 100 }}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+FOREIGN = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m['content'] | trim }}]{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant|{% endif %}{{ strftime_now('%Y')[:0] }}{{ messages | tojson }}"
+)
 
 
 @pytest.fixture
@@ -84,13 +93,6 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     assert not any("Traceback" in line for line in errors)
 
 
-BOMBS = {
-    "memory": "{{ 'a' * 2**33 }}",
-    "output": "{% for i in range(90000) %}{{ 'a' * 100 }}{% endfor %}",
-    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-}
-
-
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, capsys):
     """Reference: the peak memory of the processes that this one has started."""
@@ -119,12 +121,6 @@ def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
     tokenizer = load_tokenizer(copy_tokenizer(tmp_path / "chat", chat_template=loops))
     with pytest.raises(UserError, match="has not ended after 2 seconds"):
         chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
-
-
-FOREIGN = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m['content'] | trim }}]{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant|{% endif %}{{ strftime_now('%Y')[:0] }}{{ messages | tojson }}"
-)
 
 
 def test_a_chat_template_of_another_tokenizer_gives_what_transformers_makes_of_it(tmp_path):

@@ -4,14 +4,12 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.chats import turn, write_chats
-from tests.helpers import ROOT, change_json, flags, records, write_corpus, write_records
+from tests.helpers import ROOT, change_json, command_line, flags, records, write_corpus, write_records
 
 FOLDERS = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
 
@@ -27,7 +25,6 @@ def recipe(name: str) -> list[tuple[str, str, str]]:
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the code, without what it has made."""
     place = tmp_path / "copy"
     for folder in FOLDERS:
         left_out = shutil.ignore_patterns("__pycache__", ".token_store", "*.jsonl")
@@ -51,8 +48,7 @@ def apply(name, place):
 
 
 def run(place, *words):
-    command = [sys.executable, *map(str, words)]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=200)
+    ended = command_line(words[1:], cwd=place, script=words[0])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -16,6 +16,7 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic
 
 CPU = torch.device("cpu")
+CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS
 
 
 def main(folder, *flags):
@@ -110,9 +111,6 @@ def test_other_bits_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "weights_in", lambda folder: folder.name)
     with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
         gpu_checks.resumes_bitwise("", CPU)
-
-
-CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS
 
 
 @pytest.mark.gpu

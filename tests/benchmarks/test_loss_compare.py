@@ -1,13 +1,11 @@
 """benchmarks/loss_compare.py. References: the flags that differ between the sides, differences worked out by hand."""
 
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import loss_compare
-from tests.helpers import ROOT, complaint, flags
+from tests.helpers import ROOT, command_line, complaint, flags
 from trainer import train_pretrain
 
 
@@ -59,9 +57,8 @@ def test_a_mistake_is_one_line(compare, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_files_of_a_commit_and_a_failing_run(data, tmp_path):
-    """In processes of their own."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "loss_compare.py"), "--commit", "HEAD", "--flags"]
-    done = subprocess.run([*command, shlex.join(flags(data_path=data, max_updates=3))], capture_output=True, text=True)
+    words, script = ["--commit", "HEAD", "--flags"], ROOT / "benchmarks" / "loss_compare.py"
+    done = command_line([*words, shlex.join(flags(data_path=data, max_updates=3))], script=script)
     assert (done.returncode, done.stdout.splitlines()[2]) == (0, "| yours | equal | equal |"), done.stderr
-    done = subprocess.run([*command, "--no_such_flag 1"], capture_output=True, text=True)
+    done = command_line([*words, "--no_such_flag 1"], script=script)
     assert done.returncode == 2 and "exit code 2: error: unrecognized arguments: --no_such_flag" in done.stderr

@@ -18,6 +18,9 @@ COMMANDS = {
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
 # The model begins by itself; run.py's, which are ignored.
 EMPTY_MEANS_SOMETHING = ("--sample_prompts", "--server_ip", "--server_port")
+PRETRAIN, SFT, ELECTRA, GLUE = (f"trainer/train_{name}.py" for name in ("pretrain", "sft", "electra", "glue"))
+GENERATE, EVALUATE = "scripts/generate.py", "scripts/evaluate.py"
+WANTED = {**COMMANDS, EVALUATE: ["pairs"]}
 
 
 def refusal(command: str, *flags: str) -> str:
@@ -63,11 +66,6 @@ def test_an_empty_text_is_what_an_unset_variable_leaves_and_is_refused(command):
             assert refusal(command, flag, "") == ""
         else:
             assert flag in refusal(command, flag, ""), flag
-
-
-PRETRAIN, SFT, ELECTRA, GLUE = (f"trainer/train_{name}.py" for name in ("pretrain", "sft", "electra", "glue"))
-GENERATE, EVALUATE = "scripts/generate.py", "scripts/evaluate.py"
-WANTED = {**COMMANDS, EVALUATE: ["pairs"]}
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
 """How long a command has been running, as --budget counts it, and a pool of processes."""
 
-import subprocess
-import sys
-
-from tests.helpers import ROOT
+from tests.helpers import run_program
 
 
 def test_the_imports_of_a_command_count():
     """Reference: a sleep in the place of them."""
     code = "import common.start, time; time.sleep(0.3); import common.processes as p; print(p.seconds_since_start())"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert float(ended.stdout) >= 0.3
+    assert float(run_program(code).stdout) >= 0.3
 
 
 # A signal that the start of a process holds back
@@ -29,5 +25,4 @@ Workers(1, print, int)
 
 def test_a_ctrl_c_during_the_start_of_a_process_ends_both():
     """Else the exit would wait for a process that nobody ends."""
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert "KeyboardInterrupt" in ended.stderr
+    assert "KeyboardInterrupt" in run_program(INTERRUPTED).stderr

@@ -1,8 +1,6 @@
 """Batches, update schedule, loader, mixture and validation split against naive loops and a token ledger."""
 
 import multiprocessing
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.config import IGNORE
 from tests.dataset.test_packing import make_store, random_lengths
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, batches_of, write_texts
+from tests.helpers import batches_of, run_program, write_texts
 
 
 def naive_batch(store, plan, rows):
@@ -111,7 +109,7 @@ for i, _ in enumerate(loader):
     if i == 5:
         raise RuntimeError("crash")
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = run_program(code)
     assert run.returncode == 1 and run.stderr.rstrip().endswith("RuntimeError: crash")
 
 

@@ -195,7 +195,6 @@ class Lab:
         return [{key: value for key, value in line.items() if key not in TIMES} for line in lasting]
 
     def log_lines(self, name):
-        """How many log lines the metrics file has so far."""
         # A fresh start moves or removes that of the run before, perhaps just now.
         with contextlib.suppress(FileNotFoundError):
             return Path(f"{self.stem(name)}.metrics.jsonl").read_bytes().count(b'"loss": ')

@@ -241,7 +241,6 @@ def signal_at_end(name):
 
 
 def fail_first_load(message):
-    """The first file that torch reads cannot be read."""
     outcomes = chain([RuntimeError(message)], repeat(mock.DEFAULT))
     torch.load = mock.Mock(wraps=torch.load, side_effect=outcomes)
 
@@ -331,7 +330,6 @@ def any_cpu_has_bfloat16():
 
 
 def kill_worker_at(updates, rank=0):
-    """kill -9 of a loader process of this rank before each of the updates."""
     at_update(updates, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL), rank)
 
 

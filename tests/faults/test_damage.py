@@ -14,6 +14,12 @@ from tests.helpers import swap_entries
 from trainer.saving.checkpoint import Checkpoints, recorded_digests, update_of, verified
 
 PAGE = 4096
+CHANGES = {
+    "no weights": ("pth", Path.unlink),
+    "no record": ("json", Path.unlink),
+    "cut weights": ("pth", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    "another config": ("json", lambda p: p.write_text(p.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))),
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,6 @@ def test_damage_is_noticed(folder, capsys):
 
 
 def test_without_its_digest_never_chosen(folder, capsys):
-    """The digest is missing, unreadable or of another file: the checkpoint before is taken."""
     newest, before = Checkpoints(folder).paths()
     path = Path(f"{newest}.sha256")
     original = path.read_bytes()
@@ -112,14 +117,6 @@ def test_disk_full_at_the_weights(lab, whole, at_tries, code):
         assert "pretrain_32.pth: No space left" in process.err and lab.leftovers("run") == []
         lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
-
-
-CHANGES = {
-    "no weights": ("pth", Path.unlink),
-    "no record": ("json", Path.unlink),
-    "cut weights": ("pth", lambda path: path.write_bytes(path.read_bytes()[:-9])),
-    "another config": ("json", lambda p: p.write_text(p.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))),
-}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -17,7 +17,6 @@ def only_line(process):
 
 
 def test_a_loader_process_is_killed(lab, whole):
-    """The trainer saves what is trained, says who died, and ends with 1; the resume ends where it would have."""
     process = lab.start("run", {"kill_worker_at": {"updates": [3]}}, num_workers=1)
     assert process.wait(OUT_WITHIN_S) == 1
     assert "was killed by SIGKILL" in only_line(process)

@@ -13,9 +13,11 @@ from tests.faults.harness import digest, make_corpus, rank_environments, rising,
 from tests.helpers import wait_until
 from trainer.saving.checkpoint import load_checkpoint
 
+# Micro-batches of 2 rows on 2 ranks: 5 updates an epoch, a save after every third.
+SHARDED = {"shard": "full", "epochs": 3}
+
 
 def ledgers_agree(one, other, rel_tol=1e-6):
-    """The same documents in every update, and the same loss."""
     assert list(one) == list(other)
     for update, (pieces, loss) in one.items():
         assert pieces == other[update][0]
@@ -96,7 +98,6 @@ def test_ranks_that_see_other_checkpoints_are_told(lab, seed):
 
 @pytest.mark.slow
 def test_a_global_batch_that_cannot_be_kept(lab):
-    """A warning that names both sizes, and still every document once an epoch."""
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     assert lab.start("run", {**ledger, "signal_at": {"updates": [3]}}).wait() == 143
     hooks = {**ledger, "signal_at": {"updates": [6]}}
@@ -117,7 +118,6 @@ def left_running(lab):
 
 @pytest.mark.slow
 def test_restarted_by_torchrun(lab):
-    """One rank killed twice: exit code 0 and the same curve."""
     lab.run_ranks("whole")
     kills = {"signal_at": {"updates": [3, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
     launcher = start_torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
@@ -142,7 +142,6 @@ def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
 
 @pytest.mark.parametrize("kind", ["raise", pytest.param("hang", marks=pytest.mark.slow)])
 def test_peer_of_a_rank_that_fails(lab, kind):
-    """The other rank is out within --dist_timeout and a little, with an error."""
     processes = lab.start_ranks("run", hooks={"fail_at": {"updates": [4], "kind": kind, "rank": 1}}, dist_timeout=3)
     assert processes[0].wait(30) == 1
     assert processes[0].err.startswith("error: rank 1 is gone, or silent for longer than --dist_timeout (")
@@ -166,10 +165,6 @@ def test_compiled_and_plain_take_turns(lab):
         keys.add((*state["model"], *torch.load(f"{lab.stem('run')}.pth", weights_only=True)))
         assert "without torch.compile" not in process.out
     assert len(keys) == 1 and not any("_orig_mod" in key or "module." in key for key in next(iter(keys)))
-
-
-# Micro-batches of 2 rows on 2 ranks: 5 updates an epoch, a save after every third.
-SHARDED = {"shard": "full", "epochs": 3}
 
 
 def what_moves_on(state):
@@ -211,7 +206,6 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
 
 
 def test_kill_9_in_a_sharded_save(lab):
-    """The other rank notices and ends; resumed, both are where they would have been."""
     # There is no launcher here that would end the other rank.
     lab.settings.update(SHARDED, dist_timeout=10)
     lab.run_ranks("whole")

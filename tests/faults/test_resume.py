@@ -60,7 +60,6 @@ def test_a_fresh_run_sets_the_old_one_aside(lab, whole, stopped):
 
 
 def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
-    """It is a fresh run, so what stands in its way is set aside."""
     lab.run("run")
     stem = lab.stem("run")
     metrics, weights = (Path(f"{stem}.{kind}").read_bytes() for kind in ("metrics.jsonl", "pth"))
@@ -105,7 +104,6 @@ def test_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
 
 @pytest.mark.slow
 def test_wandb_continues_the_same_run(lab):
-    """Offline: both parts bear one id."""
     environment = {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder), "WANDB_SILENT": "true"}
     first = lab.start("run", {"signal_at": {"updates": [4]}}, environment, use_wandb=1)
     assert first.wait(300) == 128 + signal.SIGTERM, first.err

@@ -43,7 +43,6 @@ def check_saved(lab, name, process):
 
 
 def test_stop_signals_at_any_moment(lab, whole):
-    """Four random moments, one after the other, with two loader workers; then on to the end."""
     generator = seeded_random("signals")
     options = {"hooks": {"slow_updates": {"seconds": 0.03}}, "num_workers": 2}
     for _ in range(4):

@@ -37,7 +37,6 @@ def nodes(connected_nodes):
 
 @pytest.fixture(scope="module")
 def undisturbed(new_lab):
-    """The Lab of the run, by two processes of this machine."""
     lab = new_lab(**RUN)
     lab.run_ranks("whole")
     return lab

@@ -45,7 +45,6 @@ class Node:
         subprocess.run(self.inside(*command), check=True, capture_output=True, text=True)
 
     def connect(self):
-        """Configure this end of the cable."""
         self.run("ip", "address", "add", f"{self.address}/24", "dev", INTERFACE)
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "link", "set", INTERFACE, "up")
@@ -151,7 +150,6 @@ class Job:
         return done[-1] if done else 0
 
     def until_update(self, number):
-        """Wait until so many updates are done."""
         wait_until(lambda: self.newest_update() >= number, 120, self.output)
 
     def lose(self, node):
@@ -160,12 +158,10 @@ class Job:
         node.kill()
 
     def bring_back(self, node):
-        """The cable is in, and the node's launcher is started again."""
         node.plug(True)
         self.start(node)
 
     def wait(self, seconds=180):
-        """Both launchers end by themselves, without an error."""
         for node in self.nodes:
             code = node.launcher.wait(seconds)
             assert code == 0, f"node {node.number}: exit code {code}\n{self.output()}"

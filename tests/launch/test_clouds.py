@@ -51,16 +51,10 @@ def start(tmp_path):
         command, variables = ENGINES[engine]
         pairs = variables.format(head="127.0.0.1", port=port, nodes=nodes, rank=rank).split(" ")
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-        environment = {
-            **os.environ,
-            "PATH": path,
-            "FLAGS": shlex.join(words),
-            **dict(pair.split("=") for pair in pairs),
-        }
+        own = {"PATH": path, "FLAGS": shlex.join(words), **dict(pair.split("=") for pair in pairs)}
         line, log = ["sh", "-c", command.replace("29500", port)], (tmp_path / str(rank)).open("w")
-        return subprocess.Popen(
-            line, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
-        )
+        streams = {"stdout": log, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(line, cwd=folder, env={**os.environ, **own}, process_group=0, **streams)
 
     return run
 
@@ -105,7 +99,6 @@ def test_after_a_preemption_skypilots_command_goes_on_on_a_fresh_machine(start, 
 @pytest.mark.slow
 @pytest.mark.parametrize("hub", ["huggingface"], indirect=True)
 def test_the_script_of_hugging_face_jobs_trains_and_pushes(hub, data, tmp_path):
-    """Before it trains, it asks the Hub."""
     archive = shutil.make_archive(str(tmp_path / "minimind"), "zip", copy_of_repository(tmp_path / "code"))
     words = [archive, "--push_to_hub", "me/tiny", *flags(data_path=data, epochs=1, out_dir=tmp_path / "out")]
     place = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
@@ -174,7 +167,6 @@ def test_ray_train_starts_lost_workers_again(data, tmp_path):
         ray.terminate()
     assert "resumed from" in log.read_text()
     assert_ends_undisturbed(words, tmp_path, TORCHRUN, **threads)
-    ended = command_line(
-        [*words, "--data_path", tmp_path / "none.jsonl"], script=RAY, WORKERS="1", RAY_worker_niceness="0"
-    )
+    wrong = [*words, "--data_path", tmp_path / "none.jsonl"]
+    ended = command_line(wrong, script=RAY, WORKERS="1", RAY_worker_niceness="0")
     assert ended.returncode == 2 and f"error: {tmp_path}/none.jsonl: no such file" in ended.stdout

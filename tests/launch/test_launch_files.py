@@ -47,7 +47,6 @@ def run(tmp_path):
 
 
 def test_c10d(run):
-    """The trainer gets FLAGS, and goes on from its checkpoints."""
     ended, calls = run("c10d.sh", HEAD="node0:29400", NODES="1:2", PROCESSES="8")
     assert ended.returncode == 0, ended.stderr
     ((_, arguments, variables),) = calls

@@ -17,6 +17,10 @@ from tests.model.test_training_losses import batches, gradients, tiny
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine import compiling
 
+GPU = torch.device("cuda", 0)
+WITH_A_MASK = "attention: PyTorch's own with a mask, which is slower"
+NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
+
 
 @pytest.fixture
 def quick_compile(monkeypatch):
@@ -43,11 +47,6 @@ def test_block_attention_is_sdpa(T, heads, groups):
 
 class OutOfResources(Exception):
     """Triton's."""
-
-
-GPU = torch.device("cuda", 0)
-WITH_A_MASK = "attention: PyTorch's own with a mask, which is slower"
-NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
 
 @pytest.mark.parametrize(

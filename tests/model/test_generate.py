@@ -9,6 +9,9 @@ from tests.helpers import tiny_model
 from tests.model.test_training_losses import KINDS, every_kind
 from tests.model.test_training_losses import tiny as tiny_to_train
 
+OPTIONS = {"minimind2": {"num_beams": 2}, "minimind3": {"cache_implementation": "static"}}
+OPTIONS |= {"minimind2_moe": {"use_cache": False}, "minimind3_moe": {}}
+
 
 def tiny(kind="minimind2"):
     model = tiny_to_train(kind).eval()
@@ -36,15 +39,7 @@ def test_greedy_with_cache_equals_greedy_without(kind):
     assert torch.equal(cached, by_hand)
 
 
-@pytest.mark.parametrize(
-    "kind, options",
-    [
-        ("minimind2", {"num_beams": 2}),
-        ("minimind3", {"cache_implementation": "static"}),
-        ("minimind2_moe", {"use_cache": False}),
-        ("minimind3_moe", {}),
-    ],
-)
+@pytest.mark.parametrize("kind, options", OPTIONS.items())
 def test_left_padded_batch_equals_single_prompts(kind, options):
     model = tiny(kind)
     prompts = [prompt(1, length)[0] for length in (9, 4, 6)]

@@ -14,6 +14,9 @@ from tests.model.public import KINDS, change_config, public_model, write_public
 from trainer.pretrain.initial_model import init_model
 
 EMBEDDINGS = "model.embed_tokens.weight"
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, "beta_slow": 1}
+YARN |= {"original_max_position_embeddings": 64}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
 def load(folder):
@@ -106,10 +109,6 @@ def test_the_weights_do_not_hang_on_the_file(tmp_path):
     assert difference(ours, theirs) == 0
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, "beta_slow": 1}
-YARN |= {"original_max_position_embeddings": 64}
-
-
 @pytest.mark.parametrize(
     "kind, changes",
     [
@@ -137,9 +136,6 @@ def test_other_forms_are_refused_in_one_line(tmp_path, kind, changes):
     line = str(refused.value)
     assert line.startswith(f"{tmp_path}/config.json: ") and "\n" not in line and len(line) < 500
     assert any(name in line for name in (*changes, "norm_topk_prob"))
-
-
-BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
 @pytest.mark.parametrize(

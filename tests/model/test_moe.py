@@ -14,6 +14,11 @@ from model import moe
 from model.fast import experts as ways
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
+MORE = {"n_shared_experts": 2, "num_experts": 5, "num_experts_per_tok": 3}
+WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked": ways.blocked_experts}
+# (slots, experts, rows for each slot, blocks). The products take a copy of an expert's weights for each block.
+BLOCKS = [(32_768, 4, 1.07, 70), (16_384, 4, 1.13, 40), (8_192, 4, 1.13, 40), (32_768, 64, 1.25, 330), (40, 4, 3, 7)]
+
 
 def layer(**fields):
     torch.manual_seed(0)
@@ -21,10 +26,6 @@ def layer(**fields):
     for parameter in net.parameters():
         parameter.data.normal_(0, 0.2)
     return net
-
-
-MORE = {"n_shared_experts": 2, "num_experts": 5, "num_experts_per_tok": 3}
-WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked": ways.blocked_experts}
 
 
 def run(net, x, way):
@@ -109,10 +110,6 @@ def test_experts_without_tokens_get_a_zero_gradient(way, monkeypatch):
         for name in ("gate_proj", "up_proj", "down_proj"):
             grad = grads[f"experts.{e}.{name}.weight"]
             assert grad is not None and grad.isfinite().all() and bool(grad.abs().sum() > 0) == (e in chosen)
-
-
-# (slots, experts, rows for each slot, blocks). The products take a copy of an expert's weights for each block.
-BLOCKS = [(32_768, 4, 1.07, 70), (16_384, 4, 1.13, 40), (8_192, 4, 1.13, 40), (32_768, 64, 1.25, 330), (40, 4, 3, 7)]
 
 
 @pytest.mark.parametrize("slots, experts, most_rows, most_blocks", BLOCKS)

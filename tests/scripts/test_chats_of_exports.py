@@ -101,7 +101,6 @@ def test_the_template_of_an_export_writes_the_same_in_other_engines(tmp_path, en
 
 
 def test_answers_are_counted(tmp_path, weight, capsys):
-    """The first sentences are compared."""
     result, values = run("answers", weight, str(weight.with_name("chats.jsonl")), tmp_path / "r")
     assert (result["counts"], values) == ({"questions": 3}, {"accuracy": 1.0})
     assert "3 of 3 questions answered with the right first sentence" in capsys.readouterr().out

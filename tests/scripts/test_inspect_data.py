@@ -16,6 +16,8 @@ from tests.dataset.quality.planted import planted
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, records, train, write_texts
 
+HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred\x07", "\u202egnp"]
+
 
 @pytest.fixture(scope="module")
 def two_files(tmp_path_factory):
@@ -88,9 +90,6 @@ def test_the_text_of_a_piece_has_marks_around_what_is_read():
     read = len(tokenizer("the cat,", add_special_tokens=False).input_ids)
     is_trained = [i >= read for i in range(len(tokens))]
     assert text_of_piece(tokenizer, Piece("", tokens, is_trained)) == "⟦the cat,⟧ 中文 and 🦜"
-
-
-HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred\x07", "\u202egnp"]
 
 
 def test_hostile_texts_are_shown_as_texts(tmp_path, capsys):

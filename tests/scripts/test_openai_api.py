@@ -72,15 +72,11 @@ def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
 
 def test_an_error_names_the_field(ask):
     wrong = {"temperature": [-3, "hot"], "top_p": [0], "seed": [-1], "stop": [[""]], "n": [2], "tools": [[{}]]}
-    wrong |= {
-        "messages": [[], TURNS[:1], [turn("tool", "x")], "text"],
-        "max_tokens": [0],
-        "max_completion_tokens": ["x"],
-    }
+    wrong |= {"messages": [[], TURNS[:1], [turn("tool", "x")], "text"], "max_tokens": [0]}
+    wrong["max_completion_tokens"] = ["x"]
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
-        with pytest.raises(
-            openai.BadRequestError, match=name.removeprefix("max_").removeprefix("completion_")
-        ) as raised:
+        named = name.removeprefix("max_").removeprefix("completion_")
+        with pytest.raises(openai.BadRequestError, match=named) as raised:
             ask(True, **{name: value})
         assert raised.value.type == "invalid_request_error", (name, value)
 

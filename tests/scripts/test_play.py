@@ -23,6 +23,9 @@ from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_hea
 from tests.scripts.playground.pages import written as written_by
 from tests.trainer.reporting.test_html_report import metrics_file
 
+STRANGERS = [{"Host": host} for host in ("evil.example", "127.0.0.1.evil.example", "192.168.0.3", None)]
+STRANGERS += [{"Origin": origin} for origin in ("http://evil.example", "null", "https://127.0.0.1")]
+
 
 def test_one_line_for_what_the_user_can_mend(server, tmp_path, monkeypatch):
     monkeypatch.setattr(arguments, "DEFAULT_WEIGHT", tmp_path / "none.pth")
@@ -89,10 +92,6 @@ def test_a_text_ends_when_the_browser_leaves(server):
         connection.close()
         wait_until(lambda: not server.model.lock.locked())
     assert tokens.call_count < 500
-
-
-STRANGERS = [{"Host": host} for host in ("evil.example", "127.0.0.1.evil.example", "192.168.0.3", None)]
-STRANGERS += [{"Origin": origin} for origin in ("http://evil.example", "null", "https://127.0.0.1")]
 
 
 def test_other_hosts_and_origins_are_refused(server):

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch.distributed as dist
 from common import processes
 from common.errors import UserError
 from tests.chats import write_chats
-from tests.helpers import ROOT, SMALL, command_line, flags, records
+from tests.helpers import SMALL, command_line, flags, records, run_program
 from trainer import train, train_sft, train_tokenizer
 
 RUN = {**SMALL, "epochs": 2, "dropout": 0.1, "val_fraction": 0.2, "sample_prompts": ["the", "a"]}
@@ -107,6 +105,6 @@ def test_an_import_brings_next_to_nothing():
     """And a wrong flag nothing of torch."""
     program = "import sys; old = set(sys.modules); from trainer import train; print(len(sys.modules.keys() - old))\n"
     program += "try: train(nonsense=1)\nexcept ValueError: print({'torch', 'numpy'} & sys.modules.keys())"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = run_program(program)
     imported, heavy = ended.stdout.splitlines()
     assert int(imported) == 2 and heavy == "set()", ended.stderr

@@ -15,6 +15,7 @@ from trainer import cuda_graphs
 from trainer.pretrain.loss import pretrain_loss
 
 ROWS, T = 3, 40
+SEEN = []
 
 
 class Recording(TorchDispatchMode):
@@ -103,9 +104,6 @@ def test_replayed_updates_have_the_bits_of_others(monkeypatch, capsys, generatio
 def reads_a_number(model, batch, totals):
     loss, sums = pretrain_loss(model, batch, totals)
     return loss * float(loss.detach() > 0), sums
-
-
-SEEN = []
 
 
 def takes_a_number(model, batch, totals):

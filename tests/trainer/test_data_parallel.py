@@ -31,7 +31,6 @@ RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
 
 
 def rank(folder):
-    """What one rank does; returns tensors and plain containers."""
     new_port("run")
     with mock.patch.object(launch, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": whole_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}

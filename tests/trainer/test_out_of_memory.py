@@ -1,15 +1,13 @@
 """Memory that is used up. References: the errors that torch raises, a limit of the system, and a run that had enough."""
 
 import itertools
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from common.errors import UserError
-from tests.helpers import ROOT, complaint, flags, write_corpus
+from tests.helpers import complaint, flags, run_program, write_corpus
 from trainer import train_pretrain
 from trainer.evaluation import Sampler
 from trainer.machine.measure import is_out_of_memory, out_of_memory_as_user_error
@@ -116,11 +114,9 @@ def test_pretraining_in_too_little_memory_tells_what_helps_and_that_helps(tmp_pa
         "num_hidden_layers": 4, "num_attention_heads": 4, "max_seq_len": 64, "max_updates": 2,
         "batch_size": 128, "accumulation_steps": 1,
     }  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # Halve the micro-batch until it fits.
     for _ in range(6):
-        command = [sys.executable, "-c", LIMITED, *flags(**options)]
-        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        run = run_program(LIMITED, *flags(**options))
         if run.returncode == 0:
             break
         said = run.stderr.splitlines()[-1]

@@ -21,6 +21,8 @@ RUN = {
     "batch_size": 2, "use_moe": 1, "epochs": 1, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 6,
     "sample_prompts": "the cat", "grad_clip": 0.1,
 }  # fmt: skip
+RECOMPUTING = methodcaller("activation_checkpointing_enable", {"use_reentrant": False})
+PREPARED = {"moe packed": RECOMPUTING, "minimind3 moe": None}
 
 
 def in_group(work):
@@ -133,10 +135,6 @@ def three_ranks(folder):
         return {kind: cuts_of(kind, ranks, 3, prepare) for kind, prepare in PREPARED.items()}
 
     return in_group(work), whole_runs(folder, "muon")
-
-
-RECOMPUTING = methodcaller("activation_checkpointing_enable", {"use_reentrant": False})
-PREPARED = {"moe packed": RECOMPUTING, "minimind3 moe": None}
 
 
 def test_three_ranks(folder):

@@ -249,7 +249,6 @@ def test_a_compiled_run_with_dropout_goes_on_to_the_last_bit(data, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
 def test_folders_whose_names_are_not_utf8(tmp_path):
-    """Training, metrics and report; the name in the metrics file is read back as it was."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     data = write_corpus(folder / "corpus.jsonl", 4)

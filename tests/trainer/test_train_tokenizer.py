@@ -2,8 +2,6 @@
 
 import contextlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +12,7 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import draw_sample
-from tests.helpers import ROOT, SHARED, complaint, needs_shared, records, write_texts, write_weights
+from tests.helpers import ROOT, SHARED, complaint, needs_shared, records, run_program, write_texts, write_weights
 from trainer.train_tokenizer import TokenizerSettings, main
 
 MODEL = ROOT / "model"
@@ -34,8 +32,7 @@ def test_what_takes_seconds_to_import_a_command_does_without(module, flags, abse
     """Up to its end: looking at data, an update, tokens."""
     weight = write_weights(tmp_path / "tiny", vocab_size=6400)
     program = f"import sys, {module} as m\ntry: m.main()\nfinally: print(sorted({absent} & sys.modules.keys()))"
-    command = [sys.executable, "-c", program, *flags.format(corpus=corpus, weight=weight).split()]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = run_program(program, *flags.format(corpus=corpus, weight=weight).split())
     assert ended.stdout.endswith("\n[]\n"), ended.stdout + ended.stderr
 
 

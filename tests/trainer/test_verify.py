@@ -20,9 +20,16 @@ from trainer import train_pretrain
 from trainer.sharding import own_part
 from trainer.verify import Verifier
 
+N_UPDATES = 14
+KINDS = {
+    "adamw": {},
+    "muon, experts, validation": {"optimizer": "muon", "use_moe": 1, "val_fraction": 0.2, "eval_interval": 6},
+    "dropout, float16": {"dropout": 0.1, "dtype": "float16", "num_workers": 1},
+    "fine-tuning": {"command": chats.train},
+}
+
 
 def flip(tensor, chance):
-    """Flip a random bit of a tensor, in place."""
     tensor.detach().reshape(-1).view(torch.uint8)[chance.randrange(tensor.nbytes)] ^= 1 << chance.randrange(8)
 
 
@@ -61,9 +68,8 @@ def flipped_bits(seed=0, at_rest=lambda update: False, computed=lambda check: Fa
         if chance.randrange(2):
             handle = chance.choice(verifier.engine.parameters).register_hook(spoil)
         else:
-            modules = [
-                m for m in verifier.engine.model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)
-            ]
+            kinds = torch.nn.Linear | torch.nn.Embedding
+            modules = [module for module in verifier.engine.model.modules() if isinstance(module, kinds)]
             handle = chance.choice(modules).register_forward_hook(spoil)
         try:
             return attempt(verifier, *given)
@@ -88,20 +94,9 @@ def assert_same_run(one, other):
     assert losses(one) == losses(other)
 
 
-N_UPDATES = 14
-
-
 def run_of(folder, name, command=train, **options):
     """A run on data.jsonl of the folder, in its subfolder `name`."""
     return command(data_path=folder / "data.jsonl", out_dir=folder / name, max_updates=N_UPDATES, **options)
-
-
-KINDS = {
-    "adamw": {},
-    "muon, experts, validation": {"optimizer": "muon", "use_moe": 1, "val_fraction": 0.2, "eval_interval": 6},
-    "dropout, float16": {"dropout": 0.1, "dtype": "float16", "num_workers": 1},
-    "fine-tuning": {"command": chats.train},
-}
 
 
 @pytest.mark.parametrize("kind, seed", [

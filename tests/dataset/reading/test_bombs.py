@@ -4,8 +4,6 @@ may not take more memory, and the same file without the long document."""
 import gzip
 import json
 import lzma
-import os
-import subprocess
 import sys
 import zlib
 
@@ -17,7 +15,7 @@ from dataset.reading.bad_lines import BadLines
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents, split_into_blocks
 from tests.dataset.reading.test_formats import COMPRESS
-from tests.helpers import ROOT
+from tests.helpers import run_program
 
 READ = """
 import resource, sys
@@ -31,14 +29,14 @@ except DataError as error:
     print("error:", error)
 """
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a limit on memory as Linux has it")
+# The limit on a document, made small
+LIMIT = 1000
 
 
-def read_within(file, megabytes, text_field="text", seconds=60):
+def read_within(file, megabytes, text_field="text"):
     """What a process that may take so much more memory than it begins with prints about the file."""
-    command = [sys.executable, "-c", READ, str(file), str(megabytes), text_field]
     # Each thread that allocates reserves 64 MB of addresses, which the limit would count as if they were taken.
-    variables = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=seconds)
+    ended = run_program(READ, file, megabytes, text_field, MALLOC_ARENA_MAX="1")
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout.strip()
 
@@ -109,10 +107,6 @@ def test_a_long_text_is_refused_by_the_sizes_in_its_file(tmp_path, suffix, rows,
     assert file.stat().st_size < 50_000
     said = read_within(file, 300, text_field)
     assert "is longer than 256 MB; cut its text into several documents (by the file's own sizes" in said
-
-
-# The limit on a document, made small
-LIMIT = 1000
 
 
 @pytest.fixture

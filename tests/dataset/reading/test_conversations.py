@@ -23,6 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CALL = {"name": "f", "arguments": {"x": 1}}
 CALLED = turn("assistant", "", tool_calls=[CALL])
 CALL_AS_TEXT = {"name": "f", "arguments": '{"x": 1}'}
+NESTED = json.loads('{"a": ' * MAX_TOOL_DEPTH + "{}" + "}" * MAX_TOOL_DEPTH)
 
 
 def read(record):
@@ -85,9 +86,6 @@ def test_tools_are_found_where_people_write_them(record):
 
 def calling(arguments):
     return {"messages": [ASKED, turn("assistant", "", tool_calls=[{"name": "f", "arguments": arguments}])]}
-
-
-NESTED = json.loads('{"a": ' * MAX_TOOL_DEPTH + "{}" + "}" * MAX_TOOL_DEPTH)
 
 
 @pytest.mark.parametrize(

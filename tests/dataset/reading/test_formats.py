@@ -9,8 +9,6 @@ import json
 import lzma
 import re
 import shlex
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -22,12 +20,24 @@ from dataset.reading import documents, faults, json_files
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
 from dataset.reading.settings import PARAGRAPHS
+from tests.helpers import command_line
 
 TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
 
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 COMPRESS[".zst"] = lambda data: pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text(), "also": JSON_VALUES}), max_size=6)
+FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
+TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
+PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
+VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
 
 
 def as_csv(texts, delimiter=",", **options):
@@ -71,7 +81,6 @@ def test_each_format_and_compression_gives_the_texts_in_order(tmp_path, suffix, 
 
 @pytest.mark.parametrize("compression", [".bz2", ".xz", ".gz", ".zst"])
 def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path, compression):
-    """And a text that begins like one is text."""
     lines = [json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(3000)]
     packed = COMPRESS[compression](b"".join(lines[:700])) + COMPRESS[compression](b"".join(lines[700:]))
     file = tmp_path / f"a.jsonl{compression}"
@@ -83,9 +92,6 @@ def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path
             list(read_documents(file))
     (tmp_path / "a.txt").write_text("BZh91 went home.\n")
     assert texts_of(tmp_path / "a.txt") == ["BZh91 went home.\n"]
-
-
-CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
 
 
 def content_in(suffix, encoding, line_end="\n"):
@@ -101,7 +107,7 @@ def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
     with pytest.raises(DataError, match="it may be GBK") as caught:
         texts_of(file)
     command = shlex.split(str(caught.value).partition("convert the file: ")[2])
-    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
+    command_line(command[2:], cwd=tmp_path, script=command[1])
     assert (tmp_path / f"converted{suffix}").read_bytes() == content_in(suffix, "utf-8", "\r\n")
     file.write_bytes(content_in(suffix, "utf-8").replace(CHINESE.encode(), "un été à la mer".encode("latin-1")))
     with pytest.raises(DataError, match="not UTF-8: byte 0x[0-9a-f]{2}[^;]*; fix the line"):
@@ -222,14 +228,6 @@ def test_faults_name_file_and_line_or_are_counted(tmp_path, suffix, content, fau
     assert faults.items() <= {(fault.line, fault.kind) for first in bad.places.values() for fault in first}
 
 
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text(), "also": JSON_VALUES}), max_size=6)
-
-
 @given(records=RECORDS, indent=st.sampled_from([None, 0, 2]), ascii=st.booleans(), chunk=st.integers(1, 40))
 @example(records=[{"text": '\\"\\'}], indent=None, ascii=True, chunk=1)
 @settings(max_examples=60, deadline=None)
@@ -265,9 +263,6 @@ def test_a_blank_line_of_a_table_is_no_row(tmp_path):
     assert list(read_documents(tmp_path / "a.csv")) == [(3, " "), (4, "a")]
 
 
-FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
-
-
 @given(
     rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=8),
     quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
@@ -295,9 +290,6 @@ def write_arrow(path, table, kind):
     new = arrow.ipc.new_stream if kind == "stream" else arrow.ipc.new_file
     with open(path, "wb") as sink, new(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
-
-
-TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
 
 
 @pytest.mark.parametrize("type_name", TEXT_TYPES)
@@ -411,10 +403,6 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
     found = [pair for block in split_into_blocks(file, "text", step) for pair in block.documents("text")]
     assert [pair for pair in found if isinstance(pair[1], str)] == expected
     assert len(found) == len(expected) + bad.total
-
-
-PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
-VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
 
 
 @given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(VALUES))

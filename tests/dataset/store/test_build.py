@@ -159,7 +159,6 @@ def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, 
 
 
 def test_read_only_data_folder(tmp_path, encoder, capsys):
-    """The fall-back is named; a store that lies beside read-only data is found."""
     path = write_texts(tmp_path / "a.jsonl", TEXTS)
     # A file in the way: root may write anywhere, so permissions would prove nothing.
     (tmp_path / ".token_store").touch()

@@ -11,6 +11,11 @@ from dataset.tokenizing.byte_level_bpe import PIECE_RULES
 from dataset.tokenizing.encoder import DocumentEncoder
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
+# By which Ollama's converter knows a rule: SHA-256 of the expression's text.
+DIGESTS = {
+    "llama-bpe": "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f",
+    "qwen2": "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e",
+}
 
 
 def small_tokenizer(
@@ -83,13 +88,6 @@ def test_pickled_encoder_is_the_same():
         copy = pickle.loads(pickle.dumps(encoder))
         assert copy.encode([*TEXTS, "a<s>b"]) == encoder.encode([*TEXTS, "a<s>b"])
         assert (copy.fingerprint, copy.vocab_size) == (encoder.fingerprint, encoder.vocab_size)
-
-
-# By which Ollama's converter knows a rule: SHA-256 of the expression's text.
-DIGESTS = {
-    "llama-bpe": "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f",
-    "qwen2": "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e",
-}
 
 
 @pytest.mark.parametrize("rule", DIGESTS)

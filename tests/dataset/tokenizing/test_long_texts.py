@@ -61,7 +61,6 @@ def test_ids_of_parts_are_those_of_the_whole(kind, parse):
 
 @pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "gpt-4o", "deepseek", "bert"])
 def test_text_for_the_public_families_is_cut_behind_words(kind):
-    """Ordinary text, in English and in Chinese, falls into parts of the size that is asked for."""
     assert encoder_of(kind)._cuts_long_texts
     for text in ("The cats sat on a mat. It was there\nYes. ", "我们 在这里，你好！ 東京に行く\n北京，"):
         parts = list(parts_of(text * 50, 64))
@@ -107,7 +106,6 @@ def test_ids_are_those_of_the_library_for_every_character(kind):
 
 
 def test_a_store_is_the_same_by_either(tmp_path, monkeypatch):
-    """By the library, by fastokens in this process and in two others: the same name and the same bytes."""
     monkeypatch.setattr(build, "BLOCK_BYTES", 1 << 16)
     texts = [f"{LEARNED}{number} <|im_end|>" * 50 for number in range(20)]
     path = write_texts(tmp_path / "data.jsonl", texts)

@@ -32,6 +32,11 @@ from trainer import train_electra, train_pretrain, train_tokenizer
 MODEL = ROOT / "model"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
+BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
+OLD_NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
+QWEN = {"model_type": "qwen2"}
+# As libraries in Rust raise it
+PANIC = type("PanicException", (BaseException,), {})("odd")
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +91,9 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
     texts = [f"{home}/a.jsonl:0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"]
-    settings = {
-        "data_path": texts,
-        "val_path": str(home / "valid.jsonl"),
-        "tokenizer_path": str(ROOT / "model"),
-        "wandb_project": "alice-secret",
-        "from_weight": str(home / "earlier.pth"),
-        "a_flag_to_come": str(home / "x" / "thing"),
-        "learning_rate": 0.0005,
-    }
+    paths = {"val_path": "valid.jsonl", "from_weight": "earlier.pth", "a_flag_to_come": "x/thing"}
+    settings = {"data_path": texts, **{name: str(home / path) for name, path in paths.items()}, "learning_rate": 0.0005}
+    settings |= {"tokenizer_path": str(ROOT / "model"), "wandb_project": "alice-secret"}
     command = f"python {home}/trainer/train_pretrain.py"
     start = {"settings": settings, "command": command, "started": "2026-01-01 00:00:00"}
     lines = [
@@ -157,10 +156,6 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
     assert load_tokenizer(folder)("a b j zebra").input_ids == whole("a b j zebra").input_ids
 
 
-BPE_FILES = {"vocab.json": '{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}', "merges.txt": "#version: 0.2\na b\n"}
-OLD_NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
-
-
 @pytest.mark.parametrize(
     ("files", "to_do"),
     [
@@ -184,9 +179,6 @@ def test_bare_files_are_refused_with_what_to_do(tmp_path, monkeypatch, capfd, fi
                 (tmp_path / theirs).rename(tmp_path / ours)
         (tmp_path / "tokenizer_config.json").write_text(re.search(r"\{.*\}", str(caught.value))[0])
         assert load_tokenizer(tmp_path).tokenize("a")
-
-
-QWEN = {"model_type": "qwen2"}
 
 
 @pytest.mark.parametrize("config, name", [(QWEN, None), (QWEN, "Qwen2TokenizerFast"), ({}, "GPT2TokenizerFast")])
@@ -230,10 +222,6 @@ def test_added_tokens_keep_their_ids_or_are_refused(tmp_path, ids):
     refused = ids[0] if ids[0] > 257 else 310
     with pytest.raises(DataError, match=rf"tokenizer.json: <.> has the id {refused}, and is"):
         load_tokenizer(tmp_path)
-
-
-# As libraries in Rust raise it
-PANIC = type("PanicException", (BaseException,), {})("odd")
 
 
 @pytest.mark.parametrize("error", [Exception("odd"), PANIC])

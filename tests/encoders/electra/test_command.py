@@ -28,6 +28,12 @@ SMALL = {
 }  # fmt: skip
 # Where networks come from files, no flag says their sizes.
 NO_SIZES = dict.fromkeys(NETWORK_SIZES)
+TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory", "started", "command", "settings")
+DISCRIMINATOR = {
+    "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "hidden_dropout_prob": 0.25, "initializer_range": 0.2,
+}  # fmt: skip
+GENERATOR = {**DISCRIMINATOR, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
 def flags(**changes):
@@ -51,9 +57,6 @@ def weights(run):
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory", "started", "command", "settings")
 
 
 def log_lines(folder, field="loss"):
@@ -222,13 +225,6 @@ def test_a_seed_that_is_none_is_random_and_goes_on(data, tmp_path):
         train(**data, out_dir=tmp_path, seed=(drawn + 1) % 2**32, max_steps=6, from_resume=1)
 
 
-DISCRIMINATOR = {
-    "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "hidden_dropout_prob": 0.25, "initializer_range": 0.2,
-}  # fmt: skip
-GENERATOR = {**DISCRIMINATOR, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-
-
 def files(folder, generator=GENERATOR, discriminator=DISCRIMINATOR):
     """The two flags, and none of the sizes."""
     paths = {}
@@ -252,7 +248,6 @@ def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch
 
 
 def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path, capsys):
-    """All fields that decide on the networks."""
     own = {**DISCRIMINATOR, "hidden_act": "relu", "layer_norm_eps": 1e-5, "classifier_dropout": 0.1}
     # plus fields of the published small network
     fields = {**ElectraConfig(**own).to_dict(), "position_embedding_type": "absolute", "vocab_size": 50}
@@ -325,7 +320,6 @@ def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, c
 
 @pytest.mark.slow
 def test_the_command_line(data, tmp_path):
-    """By path, in processes of its own: two ranks under torchrun, then one."""
     script = ROOT / "trainer" / "train_electra.py"
     two = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
     ended = command_line(flags(**data, out_dir=tmp_path), launcher=two, script=script)

@@ -145,7 +145,6 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
 
 
 def test_batches_depend_on_seed_epoch_and_row_alone(opened):
-    """Another epoch has another order and other masks."""
     first, second = batches(opened, 0), batches(opened, 1)
     assert first == batches(opened, 0, world_size=2, batch_size=3, workers=1)
     assert {row: b for row, b in first.items() if row >= 12} == batches(opened, 0, start_row=12)

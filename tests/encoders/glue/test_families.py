@@ -45,7 +45,6 @@ BELOW = r"embedding|encoder\.LayerNorm|relative_attention_bias|layer_norm_emb|ma
 
 
 def tokenizer_of(family, folder):
-    """As checkpoints of a family have it."""
     if family in UNIGRAM:
         kind, specials = UNIGRAM[family]
         pieces = [(name, 0.0) for name in specials.split()] + PIECES

@@ -52,7 +52,6 @@ def model_file(folder, name="model"):
 
 
 def test_a_run_is_that_of_whole_models(folder):
-    """Losses, evaluations on the way and at the end, predictions, kept models."""
     assert len(losses(folder / "none")) == 8
     assert losses(folder / "full") == pytest.approx(losses(folder / "none"), rel=1e-5)
     sharded, whole = (results(folder / shard)["seeds"]["42"] for shard in ("full", "none"))
@@ -72,7 +71,6 @@ def test_a_run_is_that_of_whole_models(folder):
 
 
 def test_two_ranks_train_as_one_with_their_batches_together(place, folder):
-    """The weights agree up to the order of sums."""
     assert train_glue.main(arguments(place, folder / "one", **{**RUN, "batch_size": 6})) == 0
     assert results(folder / "one")["metrics"] == results(folder / "none")["metrics"]
     one, two = (load_file(model_file(folder / name)) for name in ("one", "none"))

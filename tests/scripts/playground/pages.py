@@ -38,7 +38,6 @@ def played_model(name="tiny", folder=ROOT / "model", **fields):
 
 @contextlib.contextmanager
 def serving(model, folder):
-    """A Server that answers within the block."""
     server = Server(0, model, RunFolder(folder), has_api=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -52,7 +51,6 @@ def serving(model, folder):
 
 
 def asked(**fields):
-    """The body of a request."""
     sampling = {"max_new_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 1}
     body = {"text": "the cat", **sampling, **fields}
     return {name: value for name, value in body.items() if value is not None}

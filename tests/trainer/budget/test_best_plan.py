@@ -15,6 +15,14 @@ from trainer.budget.costs import Text
 from trainer.budget.planner import MIN_UPDATES, batchings, best_plan, plan_for, sizes
 from trainer.machine.ranks import Ranks
 
+ALONE = Ranks()
+ALL = sizes({"vocab_size": 6400})
+BUDGETS = pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"flops": 3.6e14}])
+# difficulties by bz2, the former rule: the law is tested here, not these
+FIVE_CORPORA = {"different": 1.77e7, "difficulty": 0.982}
+ALL_OF_THEM = {"different": 3.53e7, "difficulty": 1.0}
+WIKI = {"different": 2.51e7, "difficulty": 1.0}
+
 
 def text(tokens):
     """One source of so many different tokens."""
@@ -43,9 +51,6 @@ class OneToken:
 
     def arrays(self, recipe):
         return SimpleNamespace(targets=np.arange(6400)[None])
-
-
-ALONE = Ranks()
 
 
 class SimulatedCosts:
@@ -78,9 +83,6 @@ class SimulatedCosts:
 
     def memory(self, config, batch_size):
         return 5e5 * config.hidden_size * config.num_hidden_layers + 1e6 * batch_size
-
-
-ALL = sizes({"vocab_size": 6400})
 
 
 def best(configs=ALL, costs=None, **changes):
@@ -166,9 +168,6 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
             best(only, memory=memory, given=given, rate=1e12)
 
 
-BUDGETS = pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"flops": 3.6e14}])
-
-
 @BUDGETS
 @pytest.mark.parametrize(
     "changes", [{}, {"given": {"batch_size": 64}}, {"ranks": Ranks(world_size=2, sharing=2)}, {"T": 256, "fill": 0.7}]
@@ -247,12 +246,6 @@ def test_repeated_text_has_more_weight_decay():
     assert laws.WEIGHT_DECAY < laws.muon_weight_decay(1.5, 1292, 1) < laws.muon_weight_decay(2.0, 1292, 1)
     assert laws.muon_weight_decay(6.0, 20, 1) == laws.MAX_WEIGHT_DECAY
     assert laws.muon_weight_decay(6.0, 1_000_000, 1) == laws.WEIGHT_DECAY
-
-
-# difficulties by bz2, the former rule: the law is tested here, not these
-FIVE_CORPORA = {"different": 1.77e7, "difficulty": 0.982}
-ALL_OF_THEM = {"different": 3.53e7, "difficulty": 1.0}
-WIKI = {"different": 2.51e7, "difficulty": 1.0}
 
 
 @pytest.mark.parametrize(

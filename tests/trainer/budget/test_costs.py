@@ -22,6 +22,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = {"ranks": Ranks(), "device": torch.device("cpu"), "dtype": torch.float32, "product_rate": 1e11}
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
+CONFIG = ModelConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +119,6 @@ def test_a_budget_is_compiled_for_if_it_earns_that_back(monkeypatch, tmp_path, s
     planned = compiling_costs(monkeypatch, tmp_path, "auto")
     monkeypatch.setattr(costs, "seconds_since_start", lambda: 600 - seconds_left)
     assert planned.is_worth_compiling(COMPILE_SECONDS) == compiles
-
-
-CONFIG = ModelConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
 def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):

@@ -22,6 +22,7 @@ from trainer.machine.devices import deterministic, pick_device, pick_dtype, seed
 from trainer.machine.ranks import Ranks, init_distributed_mode, rendezvous_store
 
 CPU = torch.device("cpu")
+SECOND_OF_TWO = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +133,6 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
     assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 
-SECOND_OF_TWO = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-
-
 @pytest.mark.parametrize(
     "changes, machine, said",
     [
@@ -178,7 +176,6 @@ def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
 
 
 def test_each_rank_and_each_seed_draws_numbers_of_its_own():
-    """Resuming with the random state: tests/faults."""
     drawn = []
     for seed, rank in ((5, 0), (5, 1), (7, 0), (5, 0)):
         seed_everything(seed, rank=rank)

@@ -21,6 +21,8 @@ from trainer.budget import planner
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 
+COMPILED_RUN = {"dtype": "float32", "use_compile": 1, "batch_size": 5, "lr_schedule": "constant", "num_workers": 0}
+
 
 def test_pretraining_starts_and_ends_there(tmp_path):
     data = write_corpus(tmp_path / "corpus.jsonl", 12)
@@ -116,9 +118,6 @@ def compiled(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: torch.cuda.is_available()))
     monkeypatch.setattr(snapshot, "pinned_like", counted)
     return seen
-
-
-COMPILED_RUN = {"dtype": "float32", "use_compile": 1, "batch_size": 5, "lr_schedule": "constant", "num_workers": 0}
 
 
 # Dense, and experts in blocks

@@ -26,6 +26,9 @@ START = {
     "data": {"documents": 10, "rows": 5, "fill": 0.9}, "machine": {"cores": 2}, "versions": {"python": "3.11"},
 }  # fmt: skip
 
+ODD_NUMBERS = [b'{"tokens": 1, "text": "t", "prompt": ""}\n', b'{"tokens": 1%s, "loss": 1}\n' % (b"0" * 400)]
+ODD_NUMBERS += [b'{"tokens": "abc", "loss": 1}\n', b'{"tokens": [1, 2, 3], "id": 4}\n']
+
 
 def metrics_file(path, n=50, start=(), **settings):
     """The metrics of a run of n updates. start: entries of its first line; settings: those of the run."""
@@ -33,14 +36,8 @@ def metrics_file(path, n=50, start=(), **settings):
     lines = [{**START, "settings": {**START["settings"], **settings}, **dict(start)}]
     for i in range(n):
         at = {"step": i, "update": i, "tokens": 100 * i}
-        line = {
-            **at,
-            "loss": generator.random() + 1,
-            "lr": 1e-3,
-            "tokens_per_second": 1000.0,
-            "expert_load": [0.5, 0.5],
-        }
-        lines.append({**line, "grad_norm": None if i == 7 else generator.random()})
+        line = {"loss": generator.random() + 1, "grad_norm": None if i == 7 else generator.random(), "lr": 1e-3}
+        lines.append({**at, **line, "tokens_per_second": 1000.0, "expert_load": [0.5, 0.5]})
     lines.append({**at, "val_loss": 1.25, "bits_per_byte": 0.75})
     write_records(path, [*lines, {**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}])
     return path
@@ -76,7 +73,6 @@ def test_thinned_curves_keep_their_extremes(values, buckets):
 
 
 def test_the_page_of_a_run(data, tmp_path):
-    """Written at the end of a run, with its own charts, figures, samples and commands; it fetches nothing."""
     run = train(data_path=data, out_dir=tmp_path, report=1, val_fraction=0.2, sample_prompts="the cat", use_moe=1)
     page = (tmp_path / "pretrain_16_moe.report.html").read_text(encoding="utf-8")
     assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
@@ -103,7 +99,6 @@ def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):
 
 
 def test_runs_side_by_side(tmp_path, capsys):
-    """Each with a column of its own; what differs between them is marked; the same names are told apart by their folders."""
     for name, rate in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
         metrics_file(tmp_path / name / "run.metrics.jsonl", learning_rate=rate)
@@ -141,18 +136,7 @@ def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     assert "hidden_size" in page_of(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        b"",
-        b"\xff\xfe\n",
-        b'{"tokens": 1, "text": "t", "prompt": ""}\n',
-        b'{"tokens": "abc", "loss": 1}\n',
-        b'{"tokens": [1, 2, 3], "id": 4}\n',
-        b'{"tokens": 1%s, "loss": 1}\n' % (b"0" * 400),
-    ],
-)
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", *ODD_NUMBERS])
 def test_what_is_no_metrics_file_is_named(tmp_path, content):
     path = tmp_path / "x.metrics.jsonl"
     if content is not None:

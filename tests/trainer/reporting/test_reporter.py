@@ -133,7 +133,6 @@ def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
 
 @pytest.mark.parametrize("method", ["log", "finish"])
 def test_a_tracker_that_fails_does_not_end_the_run(data, tmp_path, capsys, method, monkeypatch):
-    """Said once; the run, its files and its exit code are as without it."""
     module = mock.MagicMock(**{"init.return_value.id": "abc", f"{method}.side_effect": ConnectionError("gone")})
     monkeypatch.setitem(sys.modules, "wandb", module)
     run = train(data_path=data, out_dir=tmp_path, tracker="wandb")

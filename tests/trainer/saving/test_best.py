@@ -61,9 +61,7 @@ def test_files_of_a_part_of_the_run_that_was_lost_do_not_stay(tmp_path, data):
         shutil.copy(risen / f"pretrain_16.best.{ending}", falling)
         shutil.copy(falling / f"pretrain_16.{ending}", risen / f"pretrain_16.best.{ending}")
     for out_dir, updates in ((falling, 10), (risen, 80)):
-        arguments = flags(
-            data_path=data, out_dir=out_dir, max_updates=updates, from_resume=1, val_fraction=0.4, **RISES
-        )
-        assert train_pretrain.main(arguments) == 0
+        again = {"data_path": data, "max_updates": updates, "from_resume": 1, "val_fraction": 0.4}
+        assert train_pretrain.main(flags(out_dir=out_dir, **again, **RISES)) == 0
     assert not list(falling.glob("*.best.*"))
     assert (risen / "pretrain_16.best.pth").read_bytes() == best

@@ -15,6 +15,7 @@ from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.saver import GPU_MINUTES, SaveTimer
 
 EACH_UPDATE_S = 10
+COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
 
 
 @pytest.fixture
@@ -31,9 +32,6 @@ def clock(monkeypatch) -> Machine:
 
     monkeypatch.setattr(Engine, "update", slow_update)
     return clock
-
-
-COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
 
 
 def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, data, clock):
