@@ -79,22 +79,25 @@ def rename(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def try_to_write(path: Path, sized: bool = False) -> None:
-    """Write a byte to a file at `path`, rename and delete it. sized: also give it a size first. Errors: OSError.
+def try_to_write(path: Path, sized: bool = False, in_folder: bool = False) -> None:
+    """Write a byte to a temporary for `path`, rename and delete it. Errors: OSError. Not all mounted buckets can do this.
 
-    Not all mounted buckets can do this.
+    sized: also give it a size first. in_folder: rename a folder that holds it instead, which some buckets refuse.
     """
+    temporary, renamed = temporary_beside(path), temporary_beside(path)
     try:
-        with open(path, "wb") as file:
+        if in_folder:
+            temporary.mkdir()
+        with open(temporary / "file" if in_folder else temporary, "wb") as file:
             if sized:
                 file.truncate(1)
             file.write(b"\0")
             file.flush()
             os.fsync(file.fileno())
-        path = path.replace(path.with_suffix(".try"))
+        rename(temporary, renamed)
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        remove_if_possible(temporary)
+        remove_if_possible(renamed)
 
 
 def sync_folder(folder: Path) -> None:

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
-from common.files import atomic_file, temporary_beside, try_to_write
+from common.files import atomic_file, try_to_write
 from common.wording import announce, counted, one_line, printable, without_passwords
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         # Before hours of scoring: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
-        try_to_write(temporary_beside(Path(f"{out}.json")))
+        try_to_write(Path(f"{out}.json"))
         figures, counts = TASKS[args.task](scorer, encoder, args)
         report = {
             "task": args.task,

@@ -485,7 +485,6 @@ class Trainer:
         self.record_outcomes(self.engine.drain())
         self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
-        self.reporter.sync()
         self.saver.save(self.progress, is_last=self.finished)
 
 

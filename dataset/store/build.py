@@ -18,6 +18,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from array import array
 from collections import Counter
@@ -44,7 +45,7 @@ from common.files import (
     file_lock,
     remove,
     sync_folder,
-    temporary_beside,
+    try_to_write,
     user_cache,
 )
 from common.processes import WorkerDied, Workers, usable_cores
@@ -408,9 +409,12 @@ def first_writable(folders: list[Path]) -> Path:
         # NotImplementedError: a file system without locks, such as a mounted bucket; only one process may build a store.
         with contextlib.suppress(OSError, NotImplementedError):
             folder.mkdir(parents=True, exist_ok=True)
-            with file_lock(temporary_beside(folder / ".probe")):
+            try_to_write(folder / ".probe", in_folder=True)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".probe.") as probe, file_lock(Path(probe) / "lock"):
                 pass
             if folder != folders[0]:
-                announce(f"{folders[0]} cannot be written to or locked: using {folder}")
+                announce(f"{folders[0]} cannot be written to, renamed in or locked: using {folder}")
             return folder
-    raise DataError(f"{folders[0]} cannot be written to or locked; --cache_dir names a folder for the token store")
+    raise DataError(
+        f"{folders[0]} cannot be written to, renamed in or locked; --cache_dir names a folder for the token store"
+    )

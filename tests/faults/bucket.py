@@ -96,12 +96,16 @@ class Bucket(Operations):
         if source.is_dir():
             target.mkdir(exist_ok=True)
             for path in sorted(source.iterdir()):
-                self.move(path, target / path.name)
+                self.move_inside(path, target / path.name)
             source.rmdir()
         else:
             self.put(target, source.read_bytes())
             time.sleep(5 * SECONDS)
             source.unlink()
+
+    def move_inside(self, source, target):
+        """Of a folder that is moved: many mounts refuse those that are not empty."""
+        self.move(source, target)
 
     def mkdir(self, path, mode):
         self.at(path).mkdir()

@@ -63,7 +63,7 @@ def test_kill_9_a_lost_machine_and_a_fresh_run(mount, lab):
     lab.settings.update(rising(lab.folder), eval_interval=7)
     lab.run("whole")
     in_bucket(lab, mount, "run")
-    for call in (2, 8, 13, 14, 15):
+    for call in (3, 9, 14, 15, 16):
         # kill -9 when it renames: in the start, and in saves
         lab.run("run", hooks={"kill_at_call": {"name": "replace", "at": call}}, from_resume=1, expect=-9)
     process = lab.start("run", hooks={"slow_save": {}}, from_resume=1)
@@ -89,14 +89,18 @@ def test_what_a_bucket_cannot_hold_is_told_at_the_start(mount, lab, tmp_path, ca
     data.write_bytes(lab.corpus.read_bytes())
     cache = {"XDG_CACHE_HOME": str(lab.folder / "cache")}
     said = lab.run("beside", data_path=data, cache_dir=None, environment=cache, max_updates=1).out
-    assert f"{mount.path}/.token_store cannot be written to or locked: using {lab.folder}/cache" in said
+    assert f"{mount.path}/.token_store cannot be written to, renamed in or locked: using {lab.folder}/cache" in said
     failed = lab.run("named", data_path=data, cache_dir=mount.path / "tokens", expect=2)
-    assert failed.err.startswith(f"error: {mount.path}/tokens cannot be written to or locked; --cache_dir names a")
+    assert failed.err.startswith(
+        f"error: {mount.path}/tokens cannot be written to, renamed in or locked; --cache_dir names a"
+    )
     electra = {"vocab_path": write_vocab(tmp_path / "vocab.txt"), "data_path": write_lines(tmp_path / "lines.jsonl")[0]}
     told = complaint(capsys, train_electra.main, flags(**electra, out_dir=mount.path))
     assert told.startswith(f"error: {mount.path}/electra_small: Operation not supported: fix that, or name another")
-    mount.end()
-    mount.start("rename")
-    in_bucket(lab, mount, "run")
-    failed = lab.run("run", expect=2)
-    assert failed.err.count("\n") == 1 and "Operation not supported: fix that, or name another --out_dir" in failed.err
+    for refused in ("rename", "move_inside"):
+        mount.end()
+        mount.start(refused)
+        in_bucket(lab, mount, refused)
+        failed = lab.run(refused, expect=2)
+        said = "Operation not supported: fix that, or name another --out_dir"
+        assert failed.err.count("\n") == 1 and said in failed.err and not lab.leftovers(refused)

@@ -55,9 +55,9 @@ def test_kill_9_at_random_points(lab, whole, num_workers):
     assert inside > 0
 
 
-@pytest.mark.parametrize("call, at", [("replace", 6), ("replace", 8), ("replace", 9), ("fsync", 2)])
+@pytest.mark.parametrize("call, at", [("replace", 7), ("replace", 9), ("replace", 10), ("fsync", 3)])
 def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
-    """The first four are of the start; then config, weights, digest, checkpoint; then the next save's."""
+    """The first five are of the start; then config, weights, digest, checkpoint; then the next save's."""
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
     check_killed(lab, "run")
     finish(lab, "run", whole)

@@ -210,7 +210,7 @@ def test_kill_9_in_a_sharded_save(lab):
     lab.settings.update(SHARDED, dist_timeout=10)
     lab.run_ranks("whole")
     # Before the checkpoint of update 3 gets its name
-    kill = {"kill_at_call": {"name": "replace", "at": 8}}
+    kill = {"kill_at_call": {"name": "replace", "at": 9}}
     processes = lab.start_ranks("run", hooks_of_rank={0: kill})
     assert processes[0].wait() == -9 and processes[1].wait() == 1
     processes = lab.run_ranks("run", from_resume=1)

@@ -73,7 +73,7 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
 
 @pytest.mark.parametrize(
     "call, at",
-    [("link", 1), ("replace", 4), ("unlink", 3)]
+    [("link", 1), ("replace", 5), ("unlink", 3)]
     + [pytest.param(*place, marks=pytest.mark.slow) for place in (("link", 3), ("unlink", 4))],
 )
 def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, stopped, call, at):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import secrets
 import sys
 import time
@@ -66,11 +67,16 @@ class Reporter:
             self.file.writelines(kept)
 
     def sync(self) -> None:
-        """Write a file anew that takes no further lines, with those so far: before a save, so that a resume finds them."""
-        if isinstance(self.file, io.BytesIO):
+        """Bring the lines so far to the disk, before a save, so that a resume finds them."""
+        if self.file:
             try:
-                with atomic_file(self.file.name) as file:
-                    file.write(self.file.getvalue())
+                if isinstance(self.file, io.BytesIO):
+                    # The file takes no further lines: it is written anew.
+                    with atomic_file(self.file.name) as file:
+                        file.write(self.file.getvalue())
+                else:
+                    # A mounted bucket may upload lines only then.
+                    os.fsync(self.file.fileno())
             except OSError as error:
                 self.say(f"warning: {self.file.name}: {error.strerror}: lines are missing there; training continues")
 

@@ -34,17 +34,20 @@ def check_writable(stem: Path, sized: bool = False) -> None:
 
     sized: some files get their size before they are written, which safetensors does.
 
-    Errors: UserError if it cannot be created, or no file can be written there or among the checkpoints.
+    Errors: UserError if it cannot be created, or nothing can be written there or among the checkpoints, or renamed.
     """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        # the longest name that the run uses; a restart after a kill deletes it
-        try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():08d}.tmp"), sized)
+        # the longest name that the run uses; a restart after a kill deletes what is left
+        longest = stem.with_name(f"{stem.name}.metrics.jsonl")
+        try_to_write(longest, sized)
+        # An earlier run is moved as a folder.
+        try_to_write(longest, in_folder=True)
         for ending in (*RECORDS, "pth", "json"):
             check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")
         if resume_folder.exists():
-            try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
+            try_to_write(resume_folder / "update_0")
     except OSError as error:
         # The error of a full disk names no file.
         path = error.filename or stem.parent

@@ -93,12 +93,15 @@ class Saver:
         }
 
     def _wait(self) -> str:
-        """Wait for the save in progress, if any. Returns its error and what a resume would start from; "": no error.
+        """Wait for the save in progress, if any, and write the lines so far, which a resume from the next one needs.
+
+        Returns the error of the save and what a resume would start from; "": no error.
 
         All ranks wait for rank 0, which may take longer than the timeout of a message: `on_main` allows for that.
         """
 
         def wait() -> str:
+            self.reporter.sync()
             try:
                 with user_errors():
                     self.checkpoints.wait()

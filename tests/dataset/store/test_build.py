@@ -1,5 +1,6 @@
 """The token store. Reference: read_documents and DocumentEncoder, one document after the other, in this process."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -158,12 +159,24 @@ def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, 
             assert (folder / name).read_bytes() == built[name] and "it is rebuilt" in capsys.readouterr().out
 
 
-def test_read_only_data_folder(tmp_path, encoder, capsys):
+@pytest.mark.parametrize("is_file", [True, False])
+def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch, is_file):
+    """False: of a bucket that renames no folders."""
     path = write_texts(tmp_path / "a.jsonl", TEXTS)
-    # A file in the way: root may write anywhere, so permissions would prove nothing.
-    (tmp_path / ".token_store").touch()
+    rename = os.replace
+
+    def refuse(source, target):
+        if ".token_store" in str(source) and list(source.glob("*")):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    if is_file:
+        # In the way: root may write anywhere, so permissions would prove nothing.
+        (tmp_path / ".token_store").touch()
     store = open_or_build(path, encoder)
     assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
+    assert not [*store.folder.parent.glob(".probe*"), *tmp_path.glob(".token_store/*")]
     assert f"using {store.folder.parent}" in capsys.readouterr().out
     assert open_or_build(path, encoder).folder == store.folder
     with pytest.raises(DataError, match="--cache_dir"):

@@ -63,7 +63,10 @@ def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
     with open("/dev/full", "wb", buffering=0) as reporter.file:
         reporter.record(Progress(), {})
         reporter.record(Progress(), {})
-    assert capsys.readouterr().out.count("warning: /dev/full: No space left on device") == 1
+        reporter.sync()
+    said = capsys.readouterr().out
+    assert said.count("warning: /dev/full: No space left on device") == 1
+    assert "warning: /dev/full: Invalid argument" in said, "a save does not bring the lines to the disk"
     written = []
 
     def write(line):

@@ -73,7 +73,6 @@ def killed_run(monkeypatch, arguments):
     def killed(run, *rest):
         log(run, *rest)
         if run.progress.update == 2:
-            run.reporter.file.close()
             raise KilledError
 
     with monkeypatch.context() as patched:
