@@ -109,8 +109,8 @@ def launch(
 def lock_files(ranks: Ranks, *stems: Path, sized: bool = False) -> None:
     """Create the folders of the runs' files, and lock the files until this command ends.
 
-    stems: paths of the files without suffix. sized: as in `check_writable`. Errors: UserError that names the run that is writing them, or says why
-    they cannot be written.
+    stems: paths of the files without suffix. sized: as in `check_writable`. Errors: UserError that names the run that is writing
+    them, or says why they cannot be written.
     """
     for stem in stems:
         on_main(ranks, partial(check_writable, stem, sized))

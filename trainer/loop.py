@@ -28,7 +28,7 @@ from trainer.engine import LOADER_FAILED, Outcome, Update
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
-from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
+from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, report_loss, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.run_folder import check_space
@@ -111,7 +111,9 @@ class Trainer:
                 self.prepare()
                 try:
                     exit_code = self.fit()
-                except BaseException:
+                except BaseException as error:
+                    # The others wait for this report for seconds only.
+                    report_loss(error)
                     # The program that called goes on, and may resume at once: no save may be in progress.
                     with contextlib.suppress(Exception):
                         self.saver.checkpoints.wait()

@@ -215,10 +215,10 @@ class Verifier:
         faulty = faulty or {rank for rank, (_, changed, _) in enumerate(ranks) if changed}
         where = "; ".join(f"rank {rank} on {ranks[rank][0]!r}: {ranks[rank][1]}" for rank in sorted(faulty))
         line = f"update {number}, computed again from the same state, gave other bits ({where})"
-        again = " or ".join(str(rank) for rank in sorted(faulty & self.faulty))
+        again_on = " or ".join(str(rank) for rank in sorted(faulty & self.faulty))
         self.faulty = faulty
-        if again or not agree:
-            why = f"the second check in a row with a fault on rank {again}" if again else "so did a third time"
+        if again_on or not agree:
+            why = f"the second check in a row with a fault on rank {again_on}" if again_on else "so did a third time"
             fail_all_ranks(self.ranks, f"{line}, {why}; {ADVICE}")
         if self.ranks.is_main:
             announce(f"warning: {line}; a third time gave one of the two results again, which is kept")

@@ -96,7 +96,6 @@ CARD_LOST = [
     "uncorrectable ECC error encountered",
     "uncorrectable NVLink error detected during the execution",
     "the launch timed out and was terminated",
-    "unspecified launch failure",
     "unknown error",
     "no CUDA-capable device is detected",
     "CUDA-capable device(s) is/are busy or unavailable",

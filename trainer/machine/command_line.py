@@ -73,10 +73,14 @@ def call(
         main(command.words_of(flags), caller)
         return caller.result
     except Exception as error:
-        line, exit_code = error_line(error) or ("", 1)
-        if isinstance(error, UserError) or exit_code != 2:
+        if isinstance(error, UserError):
             raise
-        raise UserError(line) from error
+        line, exit_code = error_line(error) or ("", 1)
+        if exit_code == 2:
+            raise UserError(line) from error
+        if line:
+            error.add_note(line)
+        raise
     finally:
         _one_call.release()
 
@@ -89,11 +93,12 @@ def error_line(error: Exception) -> tuple[str, int] | None:
         return str(error), 2 if error.is_data_fault else 1
     # They import torch, which report.py does without.
     from trainer.machine.measure import exhausted_line, lost_card_line
-    from trainer.machine.ranks import lost_rank_line, silent_ranks
+    from trainer.machine.ranks import lost_rank_line, report_loss, silent_ranks
 
     if card := lost_card_line(error):
         return card, 1
     if loss := lost_rank_line(error):
+        report_loss(error)
         return f"{silent_ranks()} {loss}", 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:

@@ -212,16 +212,16 @@ def exhausted_line(error: Exception) -> str | None:
 
 # CUDA's words for a GPU that has failed (Xid 48, 74, 79), is gone or is taken, and not for a mistake in a kernel
 CARD_LOST = re.compile(
-    r"[^\n.']*(uncorrectable|hardware stack|launch timed out|unspecified launch|GPU is lost|no CUDA-capable|busy or unavailable|"
-    r"CUDA error: unknown)[^\n.']*"
+    "uncorrectable|hardware stack|launch timed out|GPU is lost|no CUDA-capable|busy or unavailable|CUDA error: unknown"
 )
 
 
 def lost_card_line(error: Exception) -> str | None:
     """One line for an error that means that the GPU has failed, is gone or is taken; None for all others."""
-    found = CARD_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
-    return found and (
-        f"the GPU has failed, is gone, or is held by another program ({found[0]}): `nvidia-smi` and `dmesg | grep Xid` say more; on one "
+    sentences = re.split(r"[\n.']", str(error)) if isinstance(error, RuntimeError) else []
+    reason = next(filter(CARD_LOST.search, sentences), None)
+    return reason and (
+        f"the GPU has failed, is gone, or is held by another program ({reason}): `nvidia-smi` and `dmesg | grep Xid` say more; on one "
         "that works, --from_resume 1 continues from the newest checkpoint"
     )
 

@@ -33,8 +33,9 @@ from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 from trainer.machine.rank import ONE_RANK, Ranks
 
-# Seconds between two looks at which ranks have joined, or report a loss; and how long they wait for each other's reports
+# Seconds between two looks at which ranks have joined, or have reported a loss
 POLL_S = 0.2
+# Seconds that a rank waits for the reports of others
 REPORT_S = 3.0
 
 
@@ -259,35 +260,48 @@ def lost_rank_line(error: Exception) -> str | None:
     return f"is gone, or silent for longer than --dist_timeout ({message}): --from_resume 1 continues from the newest checkpoint"
 
 
-def silent_ranks() -> str:
-    """Names the ranks that do not report within REPORT_S that they have lost another, as this one does: dead, stopped, or stuck.
-
-    "rank 0" if the store does not answer, which is that of rank 0 or its launcher; "another rank" if all report.
-    """
-    if not dist.is_initialized():
-        return "another rank"
-    names = "rank 0"
+def report_loss(error: BaseException) -> None:
+    """If an error means so, tell the other ranks that this one has lost another: in the store, and by closing its connections."""
+    if not (isinstance(error, Exception) and lost_rank_line(error) and dist.is_initialized()):
+        return
     group, store = dist.distributed_c10d._get_default_group(), dist.distributed_c10d._get_default_store()
-    reports = {rank: f"rank {rank} has lost another" for rank in range(group.size())}
+    if dist.get_backend() == "gloo":
+        # A message that does not come in time closes all connections, so that ranks that wait for this one notice too.
+        for rank in {*range(group.size())} - {group.rank()}:
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.zeros(1)], rank, 0).wait(timedelta(milliseconds=1))
 
     def report() -> None:
-        nonlocal names
         with contextlib.suppress(RuntimeError):
-            store.set(reports[group.rank()], "")
+            store.set(f"rank {group.rank()} has lost another", "")
+
+    # A store whose process is stopped does not even keep its timeout.
+    threading.Thread(target=report, daemon=True).start()
+
+
+def silent_ranks() -> str:
+    """The names of the ranks that have not called `report_loss` after REPORT_S, as this one has: dead, stopped, or stuck.
+
+    "rank 0" if the store does not answer, which is that of rank 0 or its launcher; "another rank" if all have.
+    """
+    names = "another rank"
+    if not dist.is_initialized():
+        return names
+    reports = {rank: f"rank {rank} has lost another" for rank in range(dist.get_world_size())}
+    store = dist.distributed_c10d._get_default_store()
+
+    def read() -> None:
+        nonlocal names
+        names = "rank 0"
+        with contextlib.suppress(RuntimeError):
             while silent := [str(rank) for rank, key in reports.items() if not store.check([key])]:
                 names = f"rank {', '.join(silent)}"
                 time.sleep(POLL_S)
             names = "another rank"
 
-    if dist.get_backend() == "gloo":
-        # A message that does not come in time closes all connections, so that ranks that wait for this one notice too.
-        for rank in reports.keys() - {group.rank()}:
-            with contextlib.suppress(RuntimeError):
-                group.recv([torch.zeros(1)], rank, 0).wait(timedelta(milliseconds=1))
-    # In a thread: a store whose process is stopped does not even keep its timeout.
-    reporter = threading.Thread(target=report, daemon=True)
-    reporter.start()
-    reporter.join(REPORT_S)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(REPORT_S)
     return names
 
 
