@@ -154,13 +154,8 @@ def trainers_that_fit():
     """The list of the Trainers whose `fit` is called within the block."""
     from trainer.loop import Trainer
 
-    trainers, fit = [], Trainer.fit
-
-    def recorded(trainer):
-        trainers.append(trainer)
-        return fit(trainer)
-
-    with mock.patch.object(Trainer, "fit", recorded):
+    trainers = []
+    with before_calls(Trainer, "fit", trainers.append):
         yield trainers
 
 
@@ -169,22 +164,24 @@ def before_update(number, act):
     """Within the block act() is called before the update of this number, the first one being 1."""
     from trainer.engine import Engine
 
-    update, numbers = Engine.update, itertools.count(1)
-
-    def acting(engine, *given, **named):
-        if next(numbers) == number:
-            act()
-        return update(engine, *given, **named)
-
-    with mock.patch.object(Engine, "update", acting):
+    numbers = itertools.count(1)
+    with before_calls(Engine, "update", lambda *_: act() if next(numbers) == number else None):
         yield
 
 
-def records(run, key="loss"):
-    """The lines of a run's metrics file that have `key`: "loss" for log lines, "val_loss" for evaluations, None: all.
+def before_calls(owner, name, act):
+    """A patch of a function, or of a method: act(its arguments) is called before each of its calls."""
+    function = getattr(owner, name)
 
-    run: a Trainer, or the path of any jsonl file.
-    """
+    def acting(*given, **named):
+        act(*given)
+        return function(*given, **named)
+
+    return mock.patch.object(owner, name, acting)
+
+
+def records(run, key="loss"):
+    """The lines that have `key` of a run's metrics file, or of any jsonl file: "loss" for log lines, "val_loss" ..., None: all."""
     path = run.reporter.file.name if hasattr(run, "reporter") else run
     lines = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
     return [line for line in lines if key is None or key in line]

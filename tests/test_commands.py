@@ -1,8 +1,5 @@
-"""Every command line of the documents names a script that exists and flags that it takes; what else newcomers read holds.
-
-tests/scripts/test_export.py runs those with scripts/ in docs/scripts.md and the README on a tiny model. How the Makefile sets up
-an environment: what it hands to a Python that only writes down its arguments.
-"""
+"""What newcomers read holds: command lines by the parsers of their scripts (tests/scripts/test_export.py runs some), links; and how
+`make` sets up an environment: what it hands to a Python that only writes down its arguments."""
 
 import os
 import re
@@ -37,6 +34,16 @@ PARSERS = {
     **{f"scripts/{name}.py": parser for name, parser in parsers.PARSERS.items()},
 }
 READMES = ("README.md", "README_zh.md")
+# Makes an "environment" of itself, and fails where it is asked for an index.
+PYTHON = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$*" in
+  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *--index-url*) exit 1 ;;
+  *version_info*) exec "$REAL" "$@" ;;
+esac
+"""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def commands():
@@ -185,18 +192,6 @@ def test_the_command_for_a_python_without_the_packages(tmp_path):
     (tmp_path / ".venv").mkdir()
     assert command_from(tmp_path) == ". .venv/bin/activate\n"
     assert command_from(ROOT) == f". {tmp_path}/.venv/bin/activate\n"
-
-
-# Makes an "environment" of itself, and fails where it is asked for an index.
-PYTHON = """#!/bin/sh
-echo "$@" >> "$LOG"
-case "$*" in
-  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-  *--index-url*) exit 1 ;;
-  *version_info*) exec "$REAL" "$@" ;;
-esac
-"""
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @pytest.fixture

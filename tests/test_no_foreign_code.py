@@ -56,31 +56,23 @@ def stranger(tmp_path, monkeypatch):
     return folder
 
 
-def fine_tuning(folder, tmp_path):
-    place = make_place(tmp_path / "glue_place")
-    return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
+def commands(folder, here):
+    """{what reads the folder: (its main, its flags)}"""
+    weight, text = write_weights(here / "pretrain_32", vocab_size=6400), str(write_corpus(here / "data.jsonl"))
+    electra = {"data_path": write_lines(here / "lines.jsonl")[0], "out_dir": here / "out", "vocab_path": folder}
+    own = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu"]
+    return {
+        "fine-tuning": (train_glue.main, glue_arguments(make_place(here / "place"), here / "out", model_path=folder)),
+        "electra": (train_electra.main, electra_flags(**electra)),
+        "generating": (generate.main, ["--weight", str(folder), "--device", "cpu"]),
+        "evaluating": (evaluate.main, ["perplexity", "--data_path", text, *own]),
+    }
 
 
-def electra(folder, tmp_path):
-    data = write_lines(tmp_path / "lines.jsonl")[0]
-    return train_electra.main, electra_flags(data_path=data, out_dir=tmp_path / "out", vocab_path=folder)
-
-
-def generating(folder, tmp_path):
-    return generate.main, ["--weight", str(folder), "--device", "cpu"]
-
-
-def evaluating(folder, tmp_path):
-    data = write_corpus(tmp_path / "data.jsonl")
-    weight = write_weights(tmp_path / "pretrain_32", vocab_size=6400)
-    options = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu"]
-    return evaluate.main, ["perplexity", "--data_path", str(data), *options]
-
-
-@pytest.mark.parametrize("command", (fine_tuning, electra, generating, evaluating))
+@pytest.mark.parametrize("command", ["fine-tuning", "electra", "generating", "evaluating"])
 def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     """The standard input would say yes to the question of transformers: nobody reads it, and one line says what is wrong."""
-    main, arguments = command(stranger, tmp_path)
+    main, arguments = commands(stranger, tmp_path)[command]
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         run_cli(lambda: main(arguments))
@@ -100,8 +92,7 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     folder = copy_tokenizer(tmp_path / "chat", chat_template=BOMBS[bomb])
     arguments = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
-    line = complaint(capsys, generate.main, arguments)
-    assert line.startswith(f"error: {folder}: the chat template")
+    assert complaint(capsys, generate.main, arguments).startswith(f"error: {folder}: the chat template")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
     assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
 

@@ -16,12 +16,9 @@ from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.sharding import is_sharded, shard_model
 
 T = 16
-KINDS = {
-    "dense packed": ({}, True),
-    "dense padded": ({}, False),
-    "moe packed": ({"use_moe": True}, True),
-    "moe padded": ({"use_moe": True}, False),
-}
+# {kind: (fields of the config, whether rows are packed)}
+KINDS = {"dense packed": ({}, True), "dense padded": ({}, False)}
+KINDS |= {"moe packed": ({"use_moe": True}, True), "moe padded": ({"use_moe": True}, False)}
 # The newer generation. Its auxiliary loss would depend on how an update is cut, so it is off.
 MINIMIND3 = {
     "minimind3": ({"generation": "minimind3"}, True),

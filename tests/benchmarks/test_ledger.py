@@ -61,11 +61,8 @@ def test_a_verdict_needs_an_interval_without_zero():
         ([0.98, 1.95, 2.93], 4.303, "better"),
         ([1.02, 2.05, 3.07, 4.10, 5.08], 2.776, "worse"),
     ):
-        runs = {
-            "base": {seed: (float(seed),) for seed in range(1, 9)},
-            "other": {n: (b,) for n, b in enumerate(bits, 1)},
-        }
-        values, text, found = ledger.judge(runs, "other", 1)
+        base, other = {n: (float(n),) for n in range(1, 9)}, {n: (b,) for n, b in enumerate(bits, 1)}
+        values, text, found = ledger.judge({"base": base, "other": other}, "other", 1)
         assert values == pytest.approx([100 * (b - n) / n for n, b in enumerate(bits, 1)]) and found == verdict
         mean, low, high, spread = (float(word.strip("(),")) for word in text.split() if word not in ("to", "spread"))
         assert (high + low, high - low) == pytest.approx((2 * mean, 2 * quantile * spread / len(bits) ** 0.5), abs=0.1)

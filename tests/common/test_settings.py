@@ -92,11 +92,14 @@ GIVEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_settings_file_gives_the_same_settings(command, tmp_path):
-    settings = COMMANDS[command].parse(GIVEN[command])
+# A list of texts may look like flags.
+LIKE_FLAGS = [PretrainSettings(data_path=texts) for texts in (["-foo"], ["->", "b"], ["a", "--epochs=3"])]
+
+
+@pytest.mark.parametrize("settings", [*(COMMANDS[name].parse(GIVEN[name]) for name in COMMANDS), *LIKE_FLAGS])
+def test_a_settings_file_gives_the_same_settings(settings, tmp_path):
     write_settings(settings, tmp_path / "run.settings.yaml")
-    assert COMMANDS[command].parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
+    assert type(settings).parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
 
 
 @pytest.mark.parametrize(
@@ -116,13 +119,6 @@ def test_a_value_is_the_text_that_stands_there(content, given, tmp_path):
     assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(given)
 
 
-@pytest.mark.parametrize("texts", [["-foo"], ["->", "b"], ["a", "--epochs=3"]])
-def test_a_list_of_texts_may_look_like_flags(texts, tmp_path):
-    settings = PretrainSettings(data_path=texts)
-    write_settings(settings, tmp_path / "run.yaml")
-    assert PretrainSettings.parse(["--config", str(tmp_path / "run.yaml")]) == settings
-
-
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\n")
@@ -140,9 +136,9 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     assert GlueSettings.parse([*GLUE, "--config", str(path)]).epochs == 4
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
+def test_a_bad_file_is_one_line(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    for content, said in (
         ("batchsize: 8\n", "run.yaml: unrecognized arguments: --batchsize=8; did you mean --batch_size?"),
         ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
         *((f"split_text: {word}\n", "lines, blank or a mark") for word in ("line", "Blank", r"\n")),
@@ -155,12 +151,9 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
         ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
         ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"),
         ("[" * 1000, "is not YAML"),
-    ],
-)
-def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
-    path = tmp_path / "run.yaml"
-    path.write_text(content, encoding="utf-8")
-    assert said in complaint(capsys, PretrainSettings.parse, ["--config", str(path)])
+    ):
+        path.write_text(content, encoding="utf-8")
+        assert said in complaint(capsys, PretrainSettings.parse, ["--config", str(path)])
 
 
 @pytest.mark.parametrize("words", [["--config", "absent.yaml"], ["--config"], ["--config", "."]])

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import unicodedata
+from unittest import mock
 
 import pytest
 
@@ -50,12 +51,9 @@ def test_each_such_character_is_made_visible_and_others_are_left_alone():
         assert (printable(character) != character) == obeyed(character), ascii(character)
 
 
-def test_error_lines_and_log_lines_show_control_characters(monkeypatch, capsys):
-    def fail():
-        raise errors.UserError("bad\x1b[31mname\n\u202e")
-
+def test_error_lines_and_log_lines_show_control_characters(capsys):
     with pytest.raises(SystemExit):
-        command_line.run_cli(fail)
+        command_line.run_cli(mock.Mock(side_effect=errors.UserError("bad\x1b[31mname\n\u202e")))
     assert capsys.readouterr().err == "error: bad<U+001B>[31mname <U+202E>\n"
     with pytest.raises(SystemExit):
         Parser().parse_args(["\x9b31m"])

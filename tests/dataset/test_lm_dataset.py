@@ -10,8 +10,7 @@ from tests.helpers import write_texts
 
 @pytest.mark.parametrize("pad, pad_id", [("<pad>", 2), (None, 1), ("</s>", 1), ("<s>", 0)])
 def test_items_are_inputs_targets_and_a_mask_by_the_length(tmp_path, pad, pad_id):
-    """A short, an exactly fitting and a long text: no EOS where the text is cut. An empty one is no item. Pad may be EOS, BOS
-    or missing."""
+    """A short, a fitting and a long text: no EOS where it is cut. An empty one is no item. Pad may be EOS, BOS or missing."""
     tokenizer = small_tokenizer(pad=pad)
     texts = ["the cat", "b" * 10, "c" * 11, "", "<s>the cat</s>"]
     dataset = PretrainDataset(write_texts(tmp_path / "a.jsonl", texts), tokenizer, max_length=12)

@@ -15,6 +15,15 @@ from dataset.store.token_store import ConcatStore
 from tests.dataset.test_packing import make_store
 
 T = 32
+ANNEAL = [
+    Source(["web"], (Point(0, 0.8), Point(0.9, 0.8), Point(0.9, 0.1))),
+    Source(["books"], (Point(0, 0.2), Point(0.9, 0.2), Point(0.9, 0.9)), repeat=4),
+]
+MIXTURES = [
+    (["a:0.7..0.2", "b:0.3..0.8"], (12_000, 9_000)),
+    (["a:0.5..0.2", "b:0.3..0.3", "c:0.2..0.5:x2"], (9_000, 6_000, 4_000)),
+    (ANNEAL, (15_000, 2_000)),
+]
 
 
 def mixture(arguments, lengths, epochs=1, n_rows=0, pack=True):
@@ -55,17 +64,6 @@ def worst_share(planned, epoch=0, parts=10):
             wanted = (curve.area((part + 1) / parts) - curve.area(part / parts)) * parts
             worst = max(worst, abs(given[i] / given.sum() - wanted))
     return worst
-
-
-ANNEAL = [
-    Source(["web"], (Point(0, 0.8), Point(0.9, 0.8), Point(0.9, 0.1))),
-    Source(["books"], (Point(0, 0.2), Point(0.9, 0.2), Point(0.9, 0.9)), repeat=4),
-]
-MIXTURES = [
-    (["a:0.7..0.2", "b:0.3..0.8"], (12_000, 9_000)),
-    (["a:0.5..0.2", "b:0.3..0.3", "c:0.2..0.5:x2"], (9_000, 6_000, 4_000)),
-    (ANNEAL, (15_000, 2_000)),
-]
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -114,7 +112,6 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
 
 
 def test_the_rows_are_those_of_the_passes_in_their_order():
-    """Reference: an EpochPlan of each pass, row by row, and each source by itself."""
     lengths = random_lengths(3, (200, 60))
     planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x4"], lengths, n_rows=160)
     of_source, whole = [[], []], planned.plan(0)
@@ -163,8 +160,7 @@ def test_behind_the_planned_end_the_last_shares_go_on():
     assert [behind_end.pieces_of_row(row) for row in range(500)] == rows[500:]
 
     # Nothing of a source comes that has no share at the end.
-    to_none = mixture(["a:1..0:x9", "b:0..1:x9"], lengths, n_rows=500)
-    assert of_rows(to_none, 0, 500, epoch=1)[0] == 0
+    assert of_rows(mixture(["a:1..0:x9", "b:0..1:x9"], lengths, n_rows=500), 0, 500, epoch=1)[0] == 0
 
 
 def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
@@ -173,8 +169,7 @@ def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
     short = mixture(arguments, lengths, n_rows=2000)
     line = short.repeats_beyond_limit(short.plan(0))
     found = re.fullmatch(r"b needs \d+\.\d\d passes and is allowed 1 \(x(\d+) is enough\)", line)
-    more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
-    enough = mixture(more_passes, lengths, n_rows=2000)
+    enough = mixture([arguments[0], f"{arguments[1]}:x{found[1]}"], lengths, n_rows=2000)
     assert enough.repeats_beyond_limit(enough.plan(0)) == ""
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])

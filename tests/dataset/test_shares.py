@@ -8,6 +8,14 @@ import pytest
 from common.errors import DataError
 from dataset.shares import Curve, Point, Source, group_sources, read_mixture, source_of_argument
 
+COURSES = [
+    [(0, 0.0), (1, 1.0)],
+    [(0.3, 0.5)],
+    [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
+    [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)],
+    [(0, 0.25), (0.25, 1.0), (1, 0.0)],
+]
+
 
 @pytest.mark.parametrize("path", ["a.jsonl", r"C:\texts\a.jsonl", "odd:name"])
 def test_an_argument_is_a_path_with_shares_and_passes(path):
@@ -34,18 +42,8 @@ def test_contradictions_on_the_command_line_are_one_line():
         assert "\n" not in str(caught.value)
 
 
-COURSES = [
-    [(0, 0.0), (1, 1.0)],
-    [(0.3, 0.5)],
-    [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
-    [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)],
-    [(0, 0.25), (0.25, 1.0), (1, 0.0)],
-]
-
-
 @pytest.mark.parametrize("course", COURSES)
 def test_the_area_under_a_curve_and_back(course):
-    """Reference: sums over a fine grid of numpy's interpolation."""
     curve = Curve([Point(*point) for point in course])
     grid = np.linspace(0, 1, 200_001)
     x, y = zip(*course, strict=True)
@@ -73,9 +71,8 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
     assert read_mixture(as_json) == group_sources(["a:0.5", "b:1:x2"])
 
 
-@pytest.mark.parametrize(
-    "text, why",
-    [
+def test_a_file_that_is_no_mixture_is_one_line(tmp_path):
+    for text, why in (
         ("sources: [{path: a, share: 1}]\nepochs: 3", "expected a list `sources:` and nothing else"),
         ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: expected path"),
         ("sources: [{path: a, share: much}]", "source 1: expected path"),
@@ -84,11 +81,9 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
         ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
         ("sources: [{path: a, share: [[0, 2], [0.5, 2], [0.5, 3]]}]", "sum to 2 at the start and to 3 at 0.5"),
-    ],
-)
-def test_a_file_that_is_no_mixture_is_one_line(tmp_path, text, why):
-    path = tmp_path / "mix.yaml"
-    path.write_text(text)
-    with pytest.raises(DataError, match="--mixture") as caught:
-        read_mixture(path)
-    assert why in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        path = tmp_path / "mix.yaml"
+        path.write_text(text)
+        with pytest.raises(DataError, match="--mixture") as caught:
+            read_mixture(path)
+        assert why in str(caught.value) and "\n" not in str(caught.value)

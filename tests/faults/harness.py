@@ -158,6 +158,12 @@ class Lab:
             assert code == expect, f"exit code {code}\n" + "\n".join(p.out + p.err for p in processes)
         return processes
 
+    def finish(self, whole=None, world_size=1, **options):
+        """Resume "run" to its end: that of the undisturbed run, of this Lab or of another one; no temporaries are left."""
+        self.run_ranks("run", world_size, from_resume=1, **options)
+        assert self.result("run") == (whole or self).result("whole")
+        assert self.leftovers("run") == []
+
     def stem(self, name):
         moe = "_moe" if self.settings.get("use_moe") else ""
         return self.folder / name / f"{self.prefix}_{self.settings.get('hidden_size', SMALL['hidden_size'])}{moe}"
@@ -208,8 +214,7 @@ class Lab:
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]
 
     def ledger(self, path):
-        """{update: (sorted pieces, cross-entropy sum)} over all ranks. What was done again after a kill counts as done last: a line
-        replaces those of earlier attempts with its number or a higher one, on any rank."""
+        """{update: (sorted pieces, cross-entropy sum)} of all ranks. A line replaces those of earlier attempts from its number on."""
         files = Path(path).parent.glob(f"{Path(path).name}.*")
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         updates = {}

@@ -14,6 +14,8 @@ from tests.helpers import swap_entries
 from trainer.saving.checkpoint import Checkpoints, recorded_digests, update_of, verified
 
 PAGE = 4096
+OTHER_DATA = "another data (--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate): "
+OTHER_TOKENIZER = "another tokenizer (--tokenizer_path): "
 CHANGES = {
     "no weights": ("pth", Path.unlink),
     "no record": ("json", Path.unlink),
@@ -89,8 +91,7 @@ def test_newest_bad_goes_on_from_the_one_before(lab, whole):
     assert process.wait() == 143
     assert f"{newest}: damaged" in process.out and f"resumed from {before}" in process.out
     assert lab.checkpoints("run")[1] == before and all(map(verified, lab.checkpoints("run")))
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
 
 
 @pytest.mark.parametrize(("at_tries", "left"), [([2, 3], [8, 3]), ([3], [8, 6])], ids=["no room", "room for two"])
@@ -103,8 +104,7 @@ def test_disk_full_in_the_middle_of_a_save(lab, whole, at_tries, left):
     assert ("update_00000006.pt: No space left" in process.out) == (left == [8, 3])
     assert [update_of(path) for path in lab.checkpoints("run")] == left
     assert all(map(verified, lab.checkpoints("run"))) and lab.leftovers("run") == []
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
 
 
 @pytest.mark.parametrize(("at_tries", "code"), [([7, 8], 0), (list(range(2, 20)), 2)], ids=["room is made", "no room"])
@@ -158,14 +158,8 @@ def test_no_threads_left(lab):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"data_path": lambda folder: make_corpus(folder / "other.jsonl", seed=1)},
-            "another data (--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate): ",
-        ),
-        (
-            {"tokenizer_path": lambda folder: swap_entries(make_tokenizer(folder / "tokenizer"))},
-            "another tokenizer (--tokenizer_path): ",
-        ),
+        ({"data_path": lambda folder: make_corpus(folder / "other.jsonl", seed=1)}, OTHER_DATA),
+        ({"tokenizer_path": lambda folder: swap_entries(make_tokenizer(folder / "new"))}, OTHER_TOKENIZER),
         ({"max_seq_len": 16}, "max_seq_len"),
         ({"num_attention_heads": 8}, "another architecture num_attention_heads"),
     ],
@@ -202,8 +196,7 @@ def test_pickle_in_a_weight_file(lab, whole):
     ran, weights = lab.folder / "ran", lab.folder / "bad.pth"
     weights.write_bytes(malicious(ran, as_zip=True))
     weights.with_suffix(".json").write_bytes(whole.stem("whole").with_suffix(".json").read_bytes())
-    process = lab.run("run", expect=2, from_weight=weights)
-    assert process.err.count("\n") == 1 and not ran.exists()
+    assert lab.run("run", expect=2, from_weight=weights).err.count("\n") == 1 and not ran.exists()
 
 
 def test_pickle_in_a_resume_file(lab, whole):

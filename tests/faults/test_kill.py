@@ -26,13 +26,6 @@ def check_killed(lab, name):
     assert lab.log_lines(name) // 2 - check_readable(lab, name) <= 2 * INTERVAL
 
 
-def finish(lab, name, whole, **changes):
-    """Resume to the end: equal to the undisturbed run, and no temporaries are left."""
-    lab.run(name, from_resume=1, **changes)
-    assert lab.result(name) == whole.result("whole")
-    assert lab.leftovers(name) == []
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_kill_9_at_random_points(lab, whole, num_workers):
     """Four times, by turns within a save and anywhere. The lock is free at once, also where loader processes are at work."""
@@ -51,7 +44,7 @@ def test_kill_9_at_random_points(lab, whole, num_workers):
         assert process.wait() in (0, -9), process.err
         inside += lab.is_saving("run")
         check_killed(lab, "run")
-    finish(lab, "run", whole)
+    lab.finish(whole)
     assert inside > 0
 
 
@@ -60,7 +53,7 @@ def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
     """The first five are of the start; then config, weights, digest, checkpoint; then the next save's."""
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
     check_killed(lab, "run")
-    finish(lab, "run", whole)
+    lab.finish(whole)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +79,7 @@ def test_kill_9_and_exact_resume(new_lab, use_moe, pack, dtype, world_size):
         else:
             for process in lab.start_ranks("run", world_size, hooks, from_resume=1):
                 assert process.wait() not in (0, 2)
-    lab.run_ranks("run", world_size, hooks=bfloat16, from_resume=1)
-    assert lab.result("run") == lab.result("whole")
+    lab.finish(world_size=world_size, hooks=bfloat16)
 
 
 @pytest.mark.parametrize(("update", "name"), [(1, "SIGTERM"), (10, "SIGKILL"), (20, "SIGTERM")])
@@ -98,11 +90,11 @@ def test_awkward_stops(lab, whole, update, name):
     assert process.wait() == (143 if name == "SIGTERM" else -9)
     if name == "SIGTERM":
         assert check_readable(lab, "run") == update
-        finish(lab, "run", whole)
+        lab.finish(whole)
     else:
         metrics = lab.stem("run").with_suffix(".metrics.jsonl")
         metrics.write_bytes(metrics.read_bytes() + b'{"step": 3, "upd')  # a line that was cut off
-        finish(lab, "run", whole, num_workers=2)
+        lab.finish(whole, num_workers=2)
 
 
 def test_awkward_stops_a_finished_run_trains_nothing(lab):
@@ -123,7 +115,7 @@ def test_killed_between_save_and_prune(lab, whole):
     for _ in range(3):
         assert lab.start("run", {"kill_in_prune": {}}, keep_checkpoints=1, from_resume=1).wait() == -9
         assert check_readable(lab, "run") > 0
-    finish(lab, "run", whole, keep_checkpoints=1)
+    lab.finish(whole, keep_checkpoints=1)
 
 
 def test_a_fine_tuning_that_is_killed_ends_as_one_that_is_not(lab):
@@ -133,4 +125,4 @@ def test_a_fine_tuning_that_is_killed_ends_as_one_that_is_not(lab):
     lab.settings.update(from_weight="none", max_seq_len=96, learning_rate=1e-3)
     lab.run("whole")
     assert lab.start("run", {"signal_at": {"updates": [7], "name": "SIGKILL"}}).wait() == -9
-    finish(lab, "run", lab)
+    lab.finish()

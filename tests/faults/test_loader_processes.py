@@ -23,8 +23,7 @@ def test_a_loader_process_is_killed(lab, whole):
     update = lab.state("run")["progress"]["update"]
     assert update >= 3 and verified(lab.checkpoints("run")[0])
     assert f"after update {update}; everything is saved" in process.out
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
 
 
 @pytest.mark.parametrize("workers, batch, update", [(0, 14, 6), (1, 1, 0)])
@@ -40,8 +39,7 @@ def test_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
     else:
         assert lab.checkpoints("run") == []
         assert "after update 0; no checkpoint was saved yet" in process.out
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +50,7 @@ def test_two_ranks_stop_together(lab, hooks, updates):
     """One rank gets no more batches, or none of the second epoch: both save and end after the same update, and go on from there."""
     lab.run_ranks("whole", num_workers=1, accumulation_steps=1)
     processes = lab.start_ranks("run", hooks=hooks, num_workers=1, accumulation_steps=1, save_interval=100)
-    codes = [process.wait(OUT_WITHIN_S) for process in processes]
-    assert codes == [2, 2 if "bad_batch" in hooks else 1]
+    assert [process.wait(OUT_WITHIN_S) for process in processes] == [2, 2 if "bad_batch" in hooks else 1]
     assert only_line(processes[1]) and processes[0].err == ""
     update = lab.state("run")["progress"]["update"]
     assert update in updates and f"after update {update}; everything is saved" in processes[0].out

@@ -64,8 +64,7 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     stem = lab.stem("run")
     metrics, weights = (Path(f"{stem}.{kind}").read_bytes() for kind in ("metrics.jsonl", "pth"))
     shutil.rmtree(f"{stem}_resume")
-    process = lab.run("run", seed=9, from_resume=1)
-    assert "starting afresh" in process.out
+    assert "starting afresh" in lab.run("run", seed=9, from_resume=1).out
     old = Path(f"{stem}_resume_old1")
     assert [(old / f"{stem.name}.{kind}").read_bytes() for kind in ("metrics.jsonl", "pth")] == [metrics, weights]
     assert Path(f"{stem}.metrics.jsonl").read_text().count('"settings"') == 1
@@ -84,8 +83,7 @@ def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, stopped,
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
     has_moved = call == "unlink"
     assert folder.exists() is not has_moved
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
     kept = {path.name: path.read_bytes() for path in stem.parent.glob("*_old*/*")}
     assert kept == (before if has_moved else {})
     assert [path.name for path in stem.parent.glob("*_old*")] == ["pretrain_32_resume_old1"] * has_moved

@@ -55,8 +55,7 @@ def test_stop_signals_at_any_moment(lab, whole):
                 check_saved(lab, "run", process)
         else:
             assert process.wait() == 0
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
+    lab.finish(whole)
 
 
 @pytest.mark.slow
@@ -84,8 +83,7 @@ def test_a_second_signal_exits_at_once(lab, whole):
     time.sleep(1.2)
     assert process.running()
     assert stop(process, "SIGINT") < 1
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole") and lab.leftovers("run") == []
+    lab.finish(whole)
 
 
 def test_a_stop_signal_to_one_of_two_ranks(lab):
@@ -103,8 +101,7 @@ def test_a_stop_signal_to_one_of_two_ranks(lab):
     assert lab.checkpoints("run")[0].name == "update_00000004.pt"
     assert processes[0].wait() == 143
     assert check_saved(lab, "run", processes[0]) == 4
-    lab.run_ranks("run", from_resume=1)
-    assert lab.result("run") == lab.result("whole")
+    lab.finish(world_size=2)
 
 
 @pytest.mark.slow
@@ -118,8 +115,7 @@ def test_a_stop_signal_to_torchrun(lab):
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode != 0 and time.monotonic() - start < OUT_WITHIN_S
     assert f"after update {lab.state('run')['progress']['update']}; everything is saved" in output
-    lab.run_ranks("run", from_resume=1)
-    assert lab.result("run") == lab.result("whole")
+    lab.finish(world_size=2)
 
 
 def test_a_sigusr1_saves_and_goes_on(lab, whole):

@@ -21,6 +21,15 @@ PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground."), ("Who ar
 GREEDY = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0)
 # What a reader may say of thoughts: nothing, open them, close them
 WORDS = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
+CALL = {"name": "look", "arguments": '{"at": "sky"}'}
+CHAT = [
+    turn("system", "Be <brief> & kind."),
+    turn("user", [{"type": "text", "text": "What's"}, {"type": "text", "text": " up?"}]),
+    turn("assistant", None, reasoning_content="Hm.", tool_calls=[CALL, {"type": "function", "function": CALL}]),
+    turn("tool", "3 < 4"),
+    turn("assistant", "天。", tool_calls=[]),
+    turn("user", "<|im_end|>"),
+]
 
 
 def learned(folder, thoughts=""):
@@ -74,17 +83,6 @@ def jinja(template, **words):
 
 def minijinja(template, **words):
     return pytest.importorskip("minijinja").Environment().render_str(template, **words)
-
-
-CALL = {"name": "look", "arguments": '{"at": "sky"}'}
-CHAT = [
-    turn("system", "Be <brief> & kind."),
-    turn("user", [{"type": "text", "text": "What's"}, {"type": "text", "text": " up?"}]),
-    turn("assistant", None, reasoning_content="Hm.", tool_calls=[CALL, {"type": "function", "function": CALL}]),
-    turn("tool", "3 < 4"),
-    turn("assistant", "天。", tool_calls=[]),
-    turn("user", "<|im_end|>"),
-]
 
 
 @pytest.mark.parametrize("engine", [jinja, minijinja])

@@ -27,11 +27,6 @@ def weight(tmp_path_factory):
     return str(write(tmp_path_factory.mktemp("out")))
 
 
-@pytest.fixture(scope="module")
-def encoder(tokenizer):
-    return DocumentEncoder(tokenizer)
-
-
 def sentence(generator, n=None):
     return " ".join(generator.choices(WORDS, k=n or generator.randint(3, 12)))
 
@@ -50,8 +45,8 @@ def brute_force(model, ids, start=1):
     return float(logprobs.gather(1, torch.tensor(ids[start:]).unsqueeze(1)).sum())
 
 
-def test_pairs_equal_brute_force(weight, encoder, tmp_path):
-    generator = random.Random(0)
+def test_pairs_equal_brute_force(weight, tokenizer, tmp_path):
+    generator, encoder = random.Random(0), DocumentEncoder(tokenizer)
     pairs = []
     for i in range(40):
         words = sentence(generator).split()
@@ -94,13 +89,13 @@ def test_the_window_is_a_row_of_training_and_what_is_longer_is_told(weight, tmp_
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])
-def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_length, stride):
+def test_perplexity_equals_brute_force_windows(weight, tokenizer, tmp_path, max_length, stride):
     """Every token is predicted once, after the same context as in a plain loop over strided windows."""
     texts = [sentence(random.Random(i), n) for i, n in enumerate((1, 60, 33, 7))] + ["一二三，四五六。"]
     data = write_records(tmp_path / "t.jsonl", [{"text": t} for t in texts])
     flags = ["--max_length", str(max_length), "--stride", str(stride), "--batch_tokens", "70"]
     result, values = run("perplexity", weight, data, tmp_path / "r", *flags)
-    model, total, tokens = load_model(weight), 0.0, 0
+    model, encoder, total, tokens = load_model(weight), DocumentEncoder(tokenizer), 0.0, 0
     for ids in encoder.encode(texts):
         done = 1
         while done < len(ids):
@@ -160,21 +155,18 @@ def test_intervals():
     assert metric.low == pytest.approx(low, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("task", "content", "message"),
-    [
+def test_one_line_for_a_bad_file(weight, tmp_path):
+    for task, content, message in (
         ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"),
         ("pairs", "{", "d.jsonl:1: cut line: "),
         ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
         ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
-    ],
-)
-def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
-    (file := tmp_path / ("d.txt" if "d.txt" in message else "d.jsonl")).write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
-        run(task, weight, str(file), tmp_path / "r")
-    assert "\n" not in str(error.value)
+    ):
+        (file := tmp_path / ("d.txt" if "d.txt" in message else "d.jsonl")).write_text(content)
+        with pytest.raises(ValueError, match=message) as error:
+            run(task, weight, str(file), tmp_path / "r")
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("task, flags", [("perplexity", ("--questions", "3")), ("pairs", ("--text_field", "a"))])

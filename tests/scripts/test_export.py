@@ -240,8 +240,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     for name in ("pretrain_256", "pretrain_512", "a_512", "b_512", "full_sft_256"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
         write(tmp_path / "out", name)
-    text = {"text": "the cat sat on the mat"}
-    data = dict.fromkeys(("valid", "web/pages", "books", "my"), text)
+    data = dict.fromkeys(("valid", "web/pages", "books", "my"), {"text": "the cat sat on the mat"})
     data["chats"] = {"conversations": [turn("user", "cat?"), turn("assistant", "the cat sat")]}
     data["pairs"] = {"sentence_good": "the cat sat", "sentence_bad": "cat the sat"}
     (tmp_path / "web").mkdir()
@@ -267,8 +266,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
 
 def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
     """So generate.py refuses another tokenizer. Without tokenizer files nobody knows which one it was: nothing is recorded."""
-    weight = write(tmp_path)
-    export_hf.export(weight, tmp_path / "hf")
+    export_hf.export(write(tmp_path), tmp_path / "hf")
     export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
     of_folder = vocabulary_digest(AutoTokenizer.from_pretrained(tmp_path / "hf"))
     assert read_record(tmp_path / "back.pth").get(VOCABULARY_FIELD) == of_folder
@@ -284,8 +282,7 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
 def test_an_export_that_names_a_program_on_a_hub_is_refused(tmp_path, name):
-    weight = write(tmp_path)
-    export_hf.export(weight, tmp_path / "hf")
+    export_hf.export(write(tmp_path), tmp_path / "hf")
     change_json(tmp_path / "hf" / "config.json", **{name: "evil/attention"})
     with pytest.raises(UserError, match="asks for the attention of evil/attention, a program that is not fetched"):
         load_model(tmp_path / "hf")

@@ -122,23 +122,20 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
     assert questions[1] in tokenizer.decode(seen[1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_one_line_for_what_the_user_can_mend(weight, monkeypatch, tmp_path):
+    for arguments, message in (
         (["--weight", "nowhere.pth"], "no such file"),
         (["--weight", "."], "no config.json"),
         (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
         (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
         (["--system", "Be brief."], "--system has no effect without --chat"),
         (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
-    ],
-)
-def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message) as error:
-        # A prompt before the long one would be answered in 32,760 tokens.
-        generate.main(["--weight", weight, "--device", "cpu", *arguments, "hi"])
-    assert "\n" not in str(error.value)
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=message) as error:
+            # A prompt before the long one would be answered in 32,760 tokens.
+            generate.main(["--weight", weight, "--device", "cpu", *arguments, "hi"])
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +156,7 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
             on_tokens(torch.tensor([token]), None)
 
     monkeypatch.setattr(generate, "generate", say)
-    shown = run(weight, text, capsys=capsys).out
-    assert shown.count("<U+001B>[31mred<U+009B>2J <U+202E>back") == 2
+    assert run(weight, text, capsys=capsys).out.count("<U+001B>[31mred<U+009B>2J <U+202E>back") == 2
 
 
 def test_ctrl_c_before_the_first_token_leaves_the_prompt_out(weight, tokenizer, monkeypatch, capsys):

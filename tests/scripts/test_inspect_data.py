@@ -38,7 +38,6 @@ def test_all_that_was_planted_is_found_and_nothing_else(two_files):
 
 
 def test_counts_are_those_of_the_files(two_files):
-    """Reference: the texts and their ids, one by one."""
     first, second = two_files
     look = look_at("--data_path", first, second)
     sources, lengths, *_ = look.sections()

@@ -85,20 +85,17 @@ def test_fine_tuning_and_a_tokenizer_by_the_names_of_their_modules(data, tmp_pat
     assert tuned.weights == tmp_path / "full_sft_16.pth" and tuned.weights.is_file() and tuned.val_loss is None
 
 
-@pytest.mark.parametrize(
-    "wrong, said",
-    [
+def test_what_a_user_can_fix_is_a_user_error(data, tmp_path):
+    for wrong, said in (
         ({"learing_rate": 1e-3}, r"unrecognized arguments: --learing_rate=0.001; did you mean --learning_rate\?$"),
         ({"batch_size": -1}, "argument --batch_size: -1 must be a number above 0"),
         ({"data_path": {}}, "data_path: expected a text, a number"),
         ({"config": "no.yaml"}, "argument --config: no.yaml cannot be read"),
         ({"data_path": "no.jsonl"}, "no.jsonl"),
         ({"on_log": lambda line: train()}, "another run is going on in this process"),
-    ],
-)
-def test_what_a_user_can_fix_is_a_user_error(data, tmp_path, wrong, said):
-    with pytest.raises(UserError, match=said):
-        train(**{**SMALL, "data_path": data, "out_dir": tmp_path, **wrong})
+    ):
+        with pytest.raises(UserError, match=said):
+            train(**{**SMALL, "data_path": data, "out_dir": tmp_path, **wrong})
 
 
 def test_an_import_brings_next_to_nothing():

@@ -57,8 +57,7 @@ def evaluation(folder, ranks):
     """The validation figures of a model that is the same everywhere."""
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     corpus = Corpus([f"{folder}/data.jsonl"], encoder, max_seq_len=6, seed=0, val_path=f"{folder}/valid.jsonl")
-    model = tiny_model(vocab_size=encoder.vocab_size)
-    engine = make_engine(model, ranks=ranks)
+    engine = make_engine(tiny_model(vocab_size=encoder.vocab_size), ranks=ranks)
     batches = corpus.validation()
     assert len(batches) > 2
     values, stop_request = evaluate(engine, batches, StopSignals())

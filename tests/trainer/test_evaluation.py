@@ -1,5 +1,4 @@
-"""The validation loss, and texts that the model in training writes. References: forward() on each document alone, torch's random
-state, runs without evaluations."""
+"""The validation loss, and texts that a model in training writes. References: forward() on each document, runs without them."""
 
 import json
 import math
@@ -29,7 +28,6 @@ def corpus_of(data, tokenizer):
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
 def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
-    """Reference: forward() on each document alone, cut into pieces of max_seq_len targets, summed here."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
     corpus = corpus_of(data, tokenizer)
     model = tiny_model(vocab_size=len(tokenizer), **fields)

@@ -1,5 +1,4 @@
-"""The training loop: which rows, micro-batches and rates updates have, what is due when, and where outcomes come late, as on CUDA.
-References: what a run leaves, consecutive slices, one rank."""
+"""Which rows, micro-batches and rates updates have, what is due when. References: what a run leaves, consecutive slices, one rank."""
 
 import itertools
 from pathlib import Path
@@ -62,8 +61,7 @@ def test_a_request_to_save_is_not_lost_at_the_end_of_an_epoch(tmp_path, monkeypa
     """There the plan changes, so the outcome that is under way is waited for: it may bring the request."""
     data = write_corpus(tmp_path / "data.jsonl", 40)
     options = {"data_path": data, "epochs": 2, "save_interval": 10**6, "keep_checkpoints": 50}
-    whole = train(**options, out_dir=tmp_path / "whole")
-    n_updates = whole.progress.update // 2
+    n_updates = train(**options, out_dir=tmp_path / "whole").progress.update // 2
     assert saved_updates(tmp_path / "whole") == [2 * n_updates]
     # SIGUSR1
     requests = (number == n_updates - before_the_end for number in itertools.count(1))

@@ -24,6 +24,14 @@ ON_WINDOWS = RuntimeError("[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAl
 ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 FAILURES = {"cpu": ON_THE_CPU, "windows": ON_WINDOWS, "cuda": ON_CUDA, "python": MemoryError()}
 OTHERS = [RuntimeError("std::bad_alloc"), OSError(12, "no memory")]
+# {stage: what fails there: (object, name of its function, calls that work before)}
+STAGES = {
+    "model": (initial_model, "init_model", 0),
+    "backward": (torch.Tensor, "backward", 5),
+    "update": (AdamW, "step", 2),
+    "evaluation": (job, "evaluate", 0),
+    "samples": (Sampler, "sample", 0),
+}
 
 
 @pytest.mark.parametrize("error", [*FAILURES.values(), *OTHERS], ids=repr)
@@ -61,16 +69,6 @@ def failing_from(call, error, times):
         return call(*args, **options)
 
     return counted
-
-
-# {stage: what fails there: (object, name of its function, calls that work before)}
-STAGES = {
-    "model": (initial_model, "init_model", 0),
-    "backward": (torch.Tensor, "backward", 5),
-    "update": (AdamW, "step", 2),
-    "evaluation": (job, "evaluate", 0),
-    "samples": (Sampler, "sample", 0),
-}
 
 
 # Each stage with another kind of error.

@@ -70,8 +70,7 @@ def test_weights_and_config(data, tmp_path, generation, moe):
     assert all(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in state.values())
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
     config = json.loads(path.with_suffix(".json").read_text())
-    fresh = MiniMindForCausalLM(MiniMindConfig(**config))
-    fresh.load_state_dict(state, strict=True)
+    MiniMindForCausalLM(MiniMindConfig(**config)).load_state_dict(state, strict=True)
     loaded = MiniMindForCausalLM.from_pth(path)
     assert loaded.config.generation == generation and loaded.config.hidden_size == 16
     for name, p in run.engine.model.named_parameters():
@@ -251,8 +250,7 @@ def test_a_compiled_run_with_dropout_goes_on_to_the_last_bit(data, tmp_path):
 def test_folders_whose_names_are_not_utf8(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
-    data = write_corpus(folder / "corpus.jsonl", 4)
-    train(data_path=data, out_dir=folder / "out", report=1)
+    train(data_path=write_corpus(folder / "corpus.jsonl", 4), out_dir=folder / "out", report=1)
     start = records(next((folder / "out").glob("*.metrics.jsonl")), None)[0]
     assert start["settings"]["out_dir"] == str(folder / "out")
     assert list((folder / "out").glob("*.report.html"))

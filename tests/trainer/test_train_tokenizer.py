@@ -62,7 +62,6 @@ def test_a_vocabulary_over_an_earlier_one_appears_whole_or_not_at_all(corpus, tm
 
 
 def test_committed_entries_and_special_ids(tokenizer):
-    """Reference: the public tokenizers' first three ids."""
     assert len(tokenizer) == tokenizer.vocab_size == 6400
     special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert special == (0, 0, 1, 2)
@@ -79,7 +78,6 @@ def test_committed_entries_and_special_ids(tokenizer):
     ).map("".join)
 )
 def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
-    """Reference: the text itself."""
     ids = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
     assert all(i >= len(SPECIAL_TOKENS) for i in ids)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -107,9 +105,11 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
         assert min(tokenizer.encode(token, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "good"}\n{"text": bad}\n')
+    for arguments, message in (
         (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"),
         (["--data_path", "CORPUS"], "--out_dir"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
@@ -117,15 +117,10 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
         (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--lower_case", "0"], "--lower_case has no effect: --type is bpe"),
         (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
-    ],
-)
-def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"text": "good"}\n{"text": bad}\n')
-    words = [{"CORPUS": corpus, "BROKEN": str(broken)}.get(word, word) for word in arguments]
-    assert message in complaint(capsys, main, words)
-    assert not (tmp_path / "o").exists()
+    ):
+        words = [{"CORPUS": corpus, "BROKEN": str(broken)}.get(word, word) for word in arguments]
+        assert message in complaint(capsys, main, words)
+        assert not (tmp_path / "o").exists()
 
 
 @needs_shared

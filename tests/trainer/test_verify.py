@@ -35,10 +35,7 @@ def flip(tensor, chance):
 
 @contextlib.contextmanager
 def flipped_bits(seed=0, at_rest=lambda update: False, computed=lambda check: False, rank=0):
-    """Yields the list of what is flipped on this rank: at rest after the updates, and within the checks, that are asked for.
-
-    Within a check: in one of the first two computations, in the gradient of a parameter or the output of a module.
-    """
+    """Yields the list of what is flipped on this rank: at rest after updates, and within checks in a gradient or an output."""
     chance, flipped = random.Random(seed), []
     checks, updates, tries = itertools.count(1), itertools.count(), itertools.count()
     faulty = None
@@ -137,10 +134,8 @@ def test_faults_in_two_checks_in_a_row_end_the_run(faults, said, tmp_path, capsy
 
 
 def faulty_rank(folder, **options):
-    """One of two ranks. Runs without faults, with some on rank 1, and with some in each of its checks. Returns whether the first two
-    end alike, the ranks that are named by the second, and the error of the third. The second is stopped before an evaluation, with
-    which its resume begins.
-    """
+    """Of runs without faults, with some on rank 1 (stopped before an evaluation, and resumed), and with some in each of its checks:
+    whether the first two end alike, the ranks that the second names, and the error of the third."""
     options |= {"val_fraction": 0.2, "eval_interval": 7}
     runs, error, said = [], "", io.StringIO()
     some = {"at_rest": lambda update: update % 2 == 0, "computed": lambda check: check % 2 == 1}

@@ -1,5 +1,4 @@
-"""Conversations as ids, and which of them are trained. References: the template read turn by turn (tests/chats.py), and the
-text that transformers makes by the template."""
+"""Conversations as ids, and which are trained. References: tests/chats.py, which reads the template turn by turn; transformers."""
 
 import json
 

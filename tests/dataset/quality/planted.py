@@ -9,22 +9,13 @@ CHINESE = [chr(code) for code in range(0x4E00, 0x5600)]
 
 def english(generator: random.Random, n_words: int = 120) -> str:
     """Sentences of made-up words."""
-    words = []
-    for _ in range(n_words):
-        words.append("".join(generator.choices(LETTERS, k=generator.randint(2, 9))))
-        if generator.random() < 0.1:
-            words[-1] += "."
-    return " ".join(words)
+    words = ("".join(generator.choices(LETTERS, k=generator.randint(2, 9))) for _ in range(n_words))
+    return " ".join(word + "." * (generator.random() < 0.1) for word in words)
 
 
 def chinese(generator: random.Random, n_characters: int = 250) -> str:
     """Characters without a space, with a full stop here and there."""
-    characters = []
-    for _ in range(n_characters):
-        characters.append(generator.choice(CHINESE))
-        if generator.random() < 0.05:
-            characters.append("。")
-    return "".join(characters)
+    return "".join(generator.choice(CHINESE) + "。" * (generator.random() < 0.05) for _ in range(n_characters))
 
 
 def changed(text: str, generator: random.Random, lowest: float, highest: float) -> str:

@@ -1,5 +1,4 @@
-"""Small files that stand for far more than memory holds, and long documents: bounded memory, one line. References: a process that
-may not take more memory, and the same file without the long document."""
+"""Small files of far more than memory holds, and long documents. References: a process with a limit, the file without them."""
 
 import gzip
 import json
@@ -53,8 +52,7 @@ def test_hundreds_of_megabytes_of_newlines_take_little_memory_and_the_text_after
 @needs_linux
 def test_a_gzip_file_of_zeros_ends_in_one_line(tmp_path):
     file = tmp_path / "a.jsonl.gz"
-    member = gzip.compress(bytes(100 << 20))
-    file.write_bytes(member * 3)
+    file.write_bytes(gzip.compress(bytes(100 << 20)) * 3)
     said = read_within(file, 900)
     assert said.startswith(f"error: {file}:1: the ") and " is longer than " in said
 

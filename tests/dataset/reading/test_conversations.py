@@ -24,6 +24,16 @@ CALL = {"name": "f", "arguments": {"x": 1}}
 CALLED = turn("assistant", "", tool_calls=[CALL])
 CALL_AS_TEXT = {"name": "f", "arguments": '{"x": 1}'}
 NESTED = json.loads('{"a": ' * MAX_TOOL_DEPTH + "{}" + "}" * MAX_TOOL_DEPTH)
+BRIEF = turn("system", "Be brief")
+ALPACA = "questions with answers (instruction, output)"
+UNTRAINED = turn("assistant", "Yes", weight=0)
+PAIR = {"human": "Hi", "assistant": "Yes"}
+QA = {"question": "Hi", "answer": "Yes"}
+RESULT = turn("tool", "1")
+SPEAKERS = ("system", "human", "function_call", "observation", "gpt")
+SPOKEN = ("Be brief", "Hi", json.dumps(CALL), "1", "Yes")
+SHAREGPT = [{"from": name, "value": text} for name, text in zip(SPEAKERS, SPOKEN, strict=True)]
+FROM_VALUE = "lists of messages (from, value)"
 
 
 def read(record):
@@ -40,8 +50,7 @@ def test_the_list_that_is_not_null_is_read():
 
 def test_what_is_said_is_told_without_the_form():
     turns = [turn("system", "Be brief", tools=[TOOL]), ASKED, turn("assistant", "Yes", reasoning_content="hm")]
-    text = text_of_conversation({"messages": turns})
-    assert conversations.conversation_text(text) == "Be brief\nHi\nhm\nYes"
+    assert conversations.conversation_text(text_of_conversation({"messages": turns})) == "Be brief\nHi\nhm\nYes"
 
 
 @pytest.mark.parametrize(
@@ -70,18 +79,15 @@ def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
     assert read({"messages": [ASKED, message, ASKED, SAID]}) == {"messages": [ASKED, wanted, ASKED, SAID]}
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
+def test_tools_are_found_where_people_write_them():
+    for record in (
         {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]},
         {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID]},
         {"messages": [turn("system", "Be nice", tools=json.dumps([TOOL])), ASKED, SAID]},
         {"messages": [turn("system", "Be nice", functions=[TOOL]), ASKED, SAID], "tools": None},
         {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID], "tools": " "},
-    ],
-)
-def test_tools_are_found_where_people_write_them(record):
-    assert read(record) == {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]}
+    ):
+        assert read(record) == {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]}
 
 
 def calling(arguments):
@@ -121,18 +127,6 @@ def test_faults_are_named(record, kind, words):
     with pytest.raises(BadLine) as caught:
         text_of_conversation(record)
     assert caught.value.args[0] == kind and words in caught.value.args[1]
-
-
-BRIEF = turn("system", "Be brief")
-ALPACA = "questions with answers (instruction, output)"
-UNTRAINED = turn("assistant", "Yes", weight=0)
-PAIR = {"human": "Hi", "assistant": "Yes"}
-QA = {"question": "Hi", "answer": "Yes"}
-RESULT = turn("tool", "1")
-SPEAKERS = ("system", "human", "function_call", "observation", "gpt")
-SPOKEN = ("Be brief", "Hi", json.dumps(CALL), "1", "Yes")
-SHAREGPT = [{"from": name, "value": text} for name, text in zip(SPEAKERS, SPOKEN, strict=True)]
-FROM_VALUE = "lists of messages (from, value)"
 
 
 # Each as its makers document it: the line, its messages, what is told of it (each of one line)

@@ -1,5 +1,4 @@
-"""Every kind of data file, and documents out of them. References: csv, json and pyarrow themselves, which hold a file whole, and
-the texts written."""
+"""Every kind of data file, and its documents. References: csv, json and pyarrow, which hold a file whole, and the texts written."""
 
 import bz2
 import csv
@@ -35,9 +34,18 @@ JSON_VALUES = st.recursive(
 )
 RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text(), "also": JSON_VALUES}), max_size=6)
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
+STEPS = st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES])
 TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
 PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
 VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
+BOM = b"\xef\xbb\xbf"
+# {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
+TEXT_OF_LINE = {
+    b'{"text": "one"}': "one",
+    BOM + '{"text": "zwei ä 二"}\r'.encode(): "zwei ä 二",
+    b' {"text": "three \\u4e09\\n"}\t': "three 三\n",
+}
+LINES = st.lists(st.sampled_from([*TEXT_OF_LINE, b"", b" \t", b"\r", BOM, b'{"text": ""}', b"not JSON"]), max_size=30)
 
 
 def as_csv(texts, delimiter=",", **options):
@@ -241,18 +249,15 @@ def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, recor
     assert found == [record["text"] for record in json.loads(content) if record["text"]]
 
 
-@pytest.mark.parametrize(
-    ("content", "advice"),
-    [
+def test_a_table_of_another_make_says_what_it_wants(tmp_path):
+    for content, advice in (
         (b"text;label\na;1\n", "separate columns by commas"),
         (b"id\ttext\n1\ta\n", "in a .tsv by tabs .or rename the file"),
         ("文本,id\na,1\n".encode("utf-16-le"), "convert it to UTF-8"),
-    ],
-)
-def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
-    (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(DataError, match=advice):
-        list(read_documents(tmp_path / "a.csv"))
+    ):
+        (tmp_path / "a.csv").write_bytes(content)
+        with pytest.raises(DataError, match=advice):
+            list(read_documents(tmp_path / "a.csv"))
 
 
 def test_a_blank_line_of_a_table_is_no_row(tmp_path):
@@ -270,8 +275,7 @@ def test_a_blank_line_of_a_table_is_no_row(tmp_path):
 )
 @settings(max_examples=90, deadline=None)
 def test_any_csv_file_gives_what_the_csv_module_gives(tmp_path_factory, rows, quoting, before):
-    """Fields with commas, quotes, line breaks and blank lines within, and a mark before the header, as PowerShell's Export-Csv
-    writes it. The reference reads the content whole, without the mark."""
+    """A mark before the header, as PowerShell's Export-Csv writes it, changes nothing; the reference reads without it."""
     content = io.StringIO(newline="")
     writer = csv.writer(content, quoting=quoting)
     writer.writerow(["id, or number", "text"])
@@ -371,22 +375,7 @@ def test_an_arrow_stream_that_is_cut_between_two_messages_is_a_fault_behind_its_
     assert texts_of(file) == texts
 
 
-BOM = b"\xef\xbb\xbf"
-# {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
-TEXT_OF_LINE = {
-    b'{"text": "one"}': "one",
-    BOM + '{"text": "zwei ä 二"}\r'.encode(): "zwei ä 二",
-    b' {"text": "three \\u4e09\\n"}\t': "three 三\n",
-}
-LINES = st.lists(st.sampled_from([*TEXT_OF_LINE, b"", b" \t", b"\r", BOM, b'{"text": ""}', b"not JSON"]), max_size=30)
-
-
-@given(
-    lines=LINES,
-    runs=st.integers(0, 2_000),
-    step=st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES]),
-    last=st.sampled_from([b"", b"\n"]),
-)
+@given(lines=LINES, runs=st.integers(0, 2_000), step=STEPS, last=st.sampled_from([b"", b"\n"]))
 @settings(max_examples=100, deadline=None)
 def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_factory, lines, runs, step, last):
     """Wherever a block ends. Reference: bytes.split."""

@@ -24,10 +24,19 @@ from dataset.store.build import open_or_build
 from dataset.store.token_store import FILES
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, wait_until, write_texts
+from tests.helpers import ROOT, before_calls, wait_until, write_texts
 
 SKIPPING = TextSettings(skip_bad_lines=True)
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
+SCRIPT = """
+import pickle, sys
+sys.path.insert(0, {root!r})
+from dataset.store import build
+build.BLOCK_BYTES = 5000
+encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
+store = build.open_or_build({path!r}, encoder, num_procs={procs})
+print(store.folder, len(store))
+"""
 
 
 @pytest.fixture
@@ -51,8 +60,7 @@ def check(store, texts, encoder):
 
 def test_any_number_of_processes_gives_the_same_bytes(tmp_path, encoder, small_blocks):
     plain = write_texts(tmp_path / "a.jsonl", TEXTS)
-    raw = (tmp_path / "a.jsonl").read_bytes()
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     (tmp_path / "txt").mkdir()
     for i, text in enumerate(TEXTS[:20]):
         (tmp_path / "txt" / f"{i:02}.txt").write_text(text, encoding="utf-8")
@@ -184,29 +192,12 @@ def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch, is_file):
         open_or_build(write_texts(tmp_path / "b.jsonl", ["b"]), encoder, reading)
 
 
-def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
+def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder):
     path = write_texts(tmp_path / "a.jsonl", TEXTS)
-    real = build.encode_blocks
-
-    def edit_first(*args):
-        write_texts(tmp_path / "a.jsonl", ["other"])
-        return real(*args)
-
-    monkeypatch.setattr(build, "encode_blocks", edit_first)
-    with pytest.raises(DataError, match="changed while"):
+    edit_first = before_calls(build, "encode_blocks", lambda *_: write_texts(tmp_path / "a.jsonl", ["other"]))
+    with edit_first, pytest.raises(DataError, match="changed while"):
         open_or_build(path, encoder)
     assert not list((tmp_path / ".token_store").glob("*/"))
-
-
-SCRIPT = """
-import pickle, sys
-sys.path.insert(0, {root!r})
-from dataset.store import build
-build.BLOCK_BYTES = 5000
-encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
-store = build.open_or_build({path!r}, encoder, num_procs={procs})
-print(store.folder, len(store))
-"""
 
 
 def start(path, encoder, procs=1, before=""):

@@ -69,8 +69,7 @@ def test_texts_come_back_in_the_order_of_the_store(tmp_path, encoder):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
     store = open_or_build(str(path), encoder, TextSettings(skip_bad_lines=True), num_procs=1, progress=False)
-    found = list(stored_texts(store, [path], encoder, "text"))
-    assert found == [(0, 1, "one"), (0, 5, "two"), (0, 6, "one")]
+    assert [*stored_texts(store, [path], encoder, "text")] == [(0, 1, "one"), (0, 5, "two"), (0, 6, "one")]
     path.write_text("\n".join(lines[:-1]))
     with pytest.raises(DataError, match="has changed since"):
         list(stored_texts(store, [path], encoder, "text"))

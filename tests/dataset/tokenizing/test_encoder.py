@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -66,15 +67,11 @@ class PythonTokenizer(PreTrainedTokenizer):
         return dict(self.added_tokens_encoder)
 
 
-class Words:
-    def pre_tokenize(self, text):
-        text.split(lambda number, piece: [piece])
-
-
 def test_a_tokenizer_that_runs_python_is_refused_in_a_line():
     """Written in Python, or with a part that is, as RoFormer's."""
     with_a_part = small_tokenizer()
-    with_a_part.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Words())
+    words = SimpleNamespace(pre_tokenize=lambda text: text.split(lambda number, piece: [piece]))
+    with_a_part.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(words)
     for tokenizer in (PythonTokenizer(bos_token="<s>"), with_a_part):
         with pytest.raises(ValueError, match="runs Python code for each text; use a fast tokenizer") as caught:
             DocumentEncoder(tokenizer)

@@ -40,14 +40,9 @@ def own() -> Tokenizer:
 
 def with_added_tokens() -> Tokenizer:
     backend = byte_level(LLAMA_BPE)
-    tokens = [
-        AddedToken("<x>", lstrip=True),
-        AddedToken("at", rstrip=True, normalized=False),
-        AddedToken("cat", single_word=True),
-        AddedToken("a b", normalized=True),
-        AddedToken("。我", normalized=False),
-    ]
-    backend.add_tokens(tokens)
+    tokens = [AddedToken("<x>", lstrip=True), AddedToken("at", rstrip=True, normalized=False)]
+    tokens += [AddedToken("cat", single_word=True), AddedToken("a b", normalized=True)]
+    backend.add_tokens([*tokens, AddedToken("。我", normalized=False)])
     return backend
 
 

@@ -261,19 +261,16 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path, capsys)
         train(**data, out_dir=tmp_path, max_steps=2, from_resume=1, **changed)
 
 
-@pytest.mark.parametrize(
-    "generator, wanted",
-    [
+def test_a_faulty_file_is_named_in_one_line(data, tmp_path):
+    for generator, wanted in (
         ("[1, 2]", "expected a JSON object of an ElectraConfig's fields"),
         ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, expected 24"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
-    ],
-)
-def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
-    with pytest.raises(UserError, match=wanted) as error:
-        train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
-    assert "--generator_config" in str(error.value) and "\n" not in str(error.value)
+    ):
+        with pytest.raises(UserError, match=wanted) as error:
+            train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
+        assert "--generator_config" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_adam_without_bias_correction():
@@ -301,9 +298,8 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
         assert rate == pytest.approx(factor * (1 - update / steps))
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
+def test_a_user_error_is_one_line(data, tmp_path, monkeypatch, capsys):
+    for changes, words in (
         ({"vocab_path": "none.txt"}, "none.txt: No such file"),
         ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
         ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
@@ -311,11 +307,9 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
         ({"save_percents": "0,50"}, "--save_percents: 0,50"),
         ({"generator_config": "a", "discriminator_config": "b"}, "_config decides the networks: drop --num_hidden_lay"),
         ({"generator_config": "a.json"}, "--generator_config: give both"),
-    ],
-)
-def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert words in complaint(capsys, train_electra.main, flags(**{**data, "out_dir": tmp_path, **changes}))
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert words in complaint(capsys, train_electra.main, flags(**{**data, "out_dir": tmp_path, **changes}))
 
 
 @pytest.mark.slow

@@ -121,11 +121,8 @@ def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
     (tmp_path / "data.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\nsat [SEP]\r\n\r\n  \r\na [MASK]\n\n\ndogs ran")
     store = open_or_build(str(tmp_path / "data.txt"), encoder, progress=False)
     ids = [store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)]
-    assert [" ".join(load_wordpiece(vocabulary).convert_ids_to_tokens(document)) for document in ids] == [
-        "the cat [SEP] sat [ sep ] [SEP]",
-        "a [ mask ] [SEP]",
-        "dogs ran [SEP]",
-    ]
+    texts = [" ".join(load_wordpiece(vocabulary).convert_ids_to_tokens(document)) for document in ids]
+    assert texts == ["the cat [SEP] sat [ sep ] [SEP]", "a [ mask ] [SEP]", "dogs ran [SEP]"]
     (tmp_path / "nothing.jsonl").write_text('{"text": "\\n"}\n')
     with pytest.raises(DataError, match="nothing.jsonl: no document"):
         open_or_build(str(tmp_path / "nothing.jsonl"), encoder, progress=False)

@@ -95,9 +95,8 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
     assert features_of(tmp_path / "b.jsonl", SCORE._replace(labels=("false", "true"))).labels.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "content", "reason"),
-    [
+def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path):
+    for task, name, content, reason in (
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
         ("sst2", "dev.tsv", "sentence\tlabel\tlabel\na\t0\t1\n", ":1: two columns 'label'"),
@@ -115,15 +114,13 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         (OWN, "a.tsv", f"title\tbody\tstars\n{LONG * 17}", ":2: a line of more than 16 MB"),
         # 1e39 is infinite in float32, and so is 1e20's square in the loss.
         *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
-    ],
-)
-def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path, task, name, content, reason):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises((DataError, UserError)) as error, user_errors():
-        features_of(path, TASKS[task] if isinstance(task, str) else task)
-    assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
+    ):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.raises((DataError, UserError)) as error, user_errors():
+            features_of(path, TASKS[task] if isinstance(task, str) else task)
+        assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -127,8 +127,7 @@ class Page:
         assert not self.all("iframe, img, a, main :is([onerror], [onload], [href], [src])")
         # The browser's own first page may still be loading, with pictures of its own. Data in a URL asks no host.
         own = (server.address, "data:", "chrome://", "chrome-untrusted://")
-        others = [url for url in requested(self.driver) if not url.startswith(own)]
-        assert others == []
+        assert [url for url in requested(self.driver) if not url.startswith(own)] == []
         assert [entry["message"] for entry in self.driver.get_log("browser")] == []
 
 
@@ -210,5 +209,4 @@ def test_a_run_that_trains_is_followed(browser, tmp_path):
         wait_until(lambda: "updates 19" in page.one(".run").text)
         assert "training, about 3 min left" in page.one(".run").text
         wait_until(lambda: page.one("figure polyline").get_attribute("points") != before)
-        points = page.one("figure polyline").get_attribute("points").split()
-        assert len(points) == 20
+        assert len(page.one("figure polyline").get_attribute("points").split()) == 20

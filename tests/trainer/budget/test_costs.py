@@ -57,8 +57,7 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     plan = best(SIZES, free)
     assert 1 <= free.evaluations(plan.config, plan.batching, plan.seconds) <= 10
     assert plan.seconds > 0.9 * 600
-    none = costs_of("--eval_interval", "0")
-    assert none.evaluations(plan.config, plan.batching, plan.seconds) == 0
+    assert costs_of("--eval_interval", "0").evaluations(plan.config, plan.batching, plan.seconds) == 0
 
 
 def test_a_plan_begins_with_weights_that_copy():

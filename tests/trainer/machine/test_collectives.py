@@ -41,8 +41,7 @@ def what_two_ranks_do(folder):
 
 @pytest.mark.slow
 def test_what_two_ranks_do_together(tmp_path):
-    """Work may take longer than they wait for a message. The first rank of a machine works first, though it is slower. What rank 0
-    alone finds wrong ends both, and rank 0 says it; an error of both is what each of them says itself."""
+    """Work may take longer than a wait for a message. What rank 0 alone finds wrong ends both, and only rank 0 says it."""
     assert run_ranks(what_two_ranks_do, tmp_path) == [
         ("done", "0", "rank 0 has read it", "mend it", 0),
         ("done", "01", "rank 1 has read it", "", 0),

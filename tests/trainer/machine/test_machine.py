@@ -13,8 +13,7 @@ import torch
 from common.errors import UserError
 from common.processes import ignore_stop_signals
 from tests.helpers import before_update, complaint, train
-from tests.trainer.machine.simulated_cuda import simulated_cuda
-from tests.trainer.machine.simulated_mps import simulated_mps
+from tests.trainer.machine.simulated_cuda import simulated_cuda, simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks

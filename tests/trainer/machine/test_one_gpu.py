@@ -1,5 +1,4 @@
-"""A start of the trainer on a machine with one GPU, which simulated_cuda.py plays, and on a Mac with one, which simulated_mps.py
-plays. Reference: the same run on the CPU."""
+"""A start of the trainer on a machine with one GPU, and on a Mac, as simulated_cuda.py plays them. Reference: the run on the CPU."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -14,8 +13,7 @@ from model.fast import experts as ways
 from model.fast import flex_attention
 from tests.faults.harness import rank_environments
 from tests.helpers import assert_same_weights, flags, losses, records, train, trainers_that_fit, write_corpus
-from tests.trainer.machine.simulated_cuda import simulated_cuda
-from tests.trainer.machine.simulated_mps import simulated_mps
+from tests.trainer.machine.simulated_cuda import simulated_cuda, simulated_mps
 from trainer import engine, snapshot, train_pretrain
 from trainer.budget import planner
 from trainer.machine import compiling, measure
@@ -78,9 +76,8 @@ def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypa
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compiled runs on a simulated GPU take the code of a GPU, though their tensors are on the CPU: the compiler gives each function
-    back as it is, and FlexAttention, which has no gradients on a CPU, is SDPA with its mask. Gives what they did: the backend of
-    each micro-batch, its shape, how many tensors were saved through pinned memory, and whether kernels are chosen by rule."""
+    """Compiled runs on a simulated GPU take the code of a GPU: the compiler gives functions back as they are, FlexAttention, without
+    gradients on a CPU, is SDPA with its mask. Gives each micro-batch's backend and shape, how many tensors were pinned, `by_rule`."""
     seen = SimpleNamespace(backends=[], shapes=[], pinned=0, by_rule=False)
 
     def attend(q, k, v, mask):

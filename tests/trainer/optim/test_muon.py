@@ -47,8 +47,7 @@ def test_iterates_in_the_type_that_the_cpu_multiplies(monkeypatch, native, dtype
 
 @pytest.mark.parametrize("scale", [1.0, 0.125])
 def test_a_multiple_of_the_identity(scale):
-    """All singular values of 4 x 4 are 1/2 after the division by the norm. Reference: NumPy's value of the polynomial, five times
-    applied; bfloat16 is 8 % off."""
+    """Its singular values are 1/2 after the division by the norm. Reference: NumPy's polynomial, five times; bfloat16 is 8 % off."""
     a, b, c = COEFFICIENTS
     s = np.float64(0.5)
     for _ in range(5):

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
+from tests import helpers
 from tests.helpers import assert_same_weights, flags, stopped_after, train, trainer_of, trainers_that_fit, write_corpus
 from trainer import command, train_pretrain
 from trainer.budget.clock import Clock, DecaySchedule
@@ -26,15 +27,12 @@ def sources(tmp_path_factory):
 def trained_rows():
     """The list of the rows that the engine computes within the block, as texts, in their order."""
     rows = []
-    micro_batch = Engine.micro_batch
-
-    def recorded(engine, batch, totals, last):
-        for ids, targets in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True):
-            rows.append(str((ids, targets)))
-        return micro_batch(engine, batch, totals, last=last)
-
-    with mock.patch.object(Engine, "micro_batch", recorded):
+    with helpers.before_calls(Engine, "micro_batch", lambda engine, batch, *_: rows.extend(rows_of(batch))):
         yield rows
+
+
+def rows_of(batch):
+    return [str(row) for row in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)]
 
 
 class Moves(Clock):
@@ -65,8 +63,7 @@ def run(**changes):
 def planned_rows(trainer, epoch=0):
     """The rows of a plan as the engine gets them."""
     plan = trainer.job.plan(epoch)
-    batch = trainer.job.assembler[plan.recipe(range(plan.n_rows))]
-    return [str(row) for row in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)]
+    return rows_of(trainer.job.assembler[plan.recipe(range(plan.n_rows))])
 
 
 def schedule(sources, repeat=""):

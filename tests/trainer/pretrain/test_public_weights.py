@@ -15,12 +15,12 @@ from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.weight_record import VOCABULARY_FIELD, read_record
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
+from tests import helpers
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, SMALL, flags, losses, stopped_after, train, write_corpus
+from tests.helpers import ROOT, assert_same_weights, flags, losses, stopped_after, train, trainer_of, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.settings import PretrainSettings
-from trainer.saving.checkpoint import load_checkpoint
 
 ENTRIES = 300
 END = "<|endoftext|>"
@@ -112,7 +112,7 @@ def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
     assert settings == run.job.settings
     assert (settings.generation, settings.num_key_value_heads, settings.use_moe) == ("minimind3", 2, False)
     assert settings.tokenizer_path == settings.from_weight == str(public["qwen3"])
-    nothing_said = dict.fromkeys(SMALL)
+    nothing_said = dict.fromkeys(helpers.SMALL)
     again = train(**{**nothing_said, "config": path, "out_dir": tmp_path / "again", "device": "cpu", "report": 0})
     assert losses(again) == losses(run)
 
@@ -161,22 +161,14 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     with stopped_after(2):
         assert train_pretrain.main(stopped) == 128 + signal.SIGTERM
     shutil.copytree(tmp_path / "run", tmp_path / "without")
-    assert train_pretrain.main([*stopped, "--from_resume", "1"]) == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "run")
+    assert_same_weights(trainer_of(train_pretrain.main, [*stopped, "--from_resume", "1"]), whole)
 
     shutil.copytree(public[kind], tmp_path / "tokens", ignore=shutil.ignore_patterns("*.safetensors*", "config.json"))
     shutil.rmtree(folder)
     capsys.readouterr()
     (weight,) = (tmp_path / "without").glob("*.pth")
     own = ["--out_dir", tmp_path / "without", "--from_weight", weight, "--tokenizer_path", tmp_path / "tokens"]
-    settings = weight.with_suffix(".settings.yaml")
-    assert train_pretrain.main(["--config", str(settings), *map(str, own), "--from_resume", "1"]) == 0
+    command = ["--config", weight.with_suffix(".settings.yaml"), *own, "--from_resume", "1"]
+    assert_same_weights(trainer_of(train_pretrain.main, list(map(str, command))), whole)
     assert "the run continues from its checkpoint and keeps" in capsys.readouterr().out
-    assert same_weights(tmp_path / "whole", tmp_path / "without")
     assert whole.progress.update > 2
-
-
-def same_weights(first, second):
-    """True if the last checkpoints of two runs have the same model, in float32."""
-    one, other = (load_checkpoint(max(folder.rglob("update_*.pt")))["model"] for folder in (first, second))
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -42,8 +42,7 @@ def test_scripts_read_a_text_as_the_weight_was_trained(marked, tmp_path):
 def test_a_run_from_a_weight_follows_it_and_what_would_read_otherwise_names_the_flag(marked, tmp_path, capsys):
     data, val, out, _ = marked
     weight = out / "pretrain_16.pth"
-    going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
-    assert going_on.job.parts.encoder.parse_special_tokens
+    assert train(data_path=data, out_dir=tmp_path, from_weight=weight).job.parts.encoder.parse_special_tokens
     assert load(str(tmp_path / "pretrain_16.pth"))[2].parse_special_tokens
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)

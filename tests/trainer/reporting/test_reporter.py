@@ -1,5 +1,4 @@
-"""What a user sees and a metrics file holds while a run goes on, and trackers, which get the same records; each that is not
-installed here is a stand-in that notes its calls."""
+"""What a user sees, a metrics file holds and trackers get while a run goes on. Trackers are stand-ins that note their calls."""
 
 import io
 import itertools
@@ -38,8 +37,7 @@ def test_samples_of_any_language_end_no_run(data, tmp_path):
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
-    """Which compiles: 60 s, and then a second for each micro-batch. Evaluations and plans are no training: of the tokens a second
-    they are left out."""
+    """Which compiles: 60 s, and then a second for each micro-batch. Evaluations and plans are left out of the tokens a second."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     watch = Stopwatch(step=9, seconds_before=5.0)

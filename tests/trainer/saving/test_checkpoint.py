@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import subprocess
+from unittest import mock
 
 import pytest
 import torch
@@ -81,11 +82,7 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
 
 def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-
-    def fail():
-        raise OSError(28, "No space left on device", "weights.pth")
-
-    checkpoints.save(state(1), 1, fail)
+    checkpoints.save(state(1), 1, mock.Mock(side_effect=OSError(28, "No space left on device", "weights.pth")))
     with pytest.raises(OSError, match="weights.pth"):
         checkpoints.wait()
     checkpoints.wait()

@@ -1,5 +1,4 @@
-"""A run that could not write its files ends at its start, in one line; one that ended before its first save leaves nothing. The lock
-of a run's files. Reference: a second handle of the same lock, as another process has it."""
+"""Runs that cannot write, or have not saved yet, and the lock of a run. Reference: a second handle of it, as another process has."""
 
 import json
 import os
@@ -8,15 +7,15 @@ import socket
 import sys
 import threading
 import time
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from filelock import FileLock
 
 from common.errors import UserError
-from tests.helpers import flags, records, train, write_corpus
+from tests.helpers import before_update, flags, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import parts
@@ -24,7 +23,6 @@ from trainer.saving import run_folder
 from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.run_folder import release_locks, take_lock
 
-Usage = namedtuple("Usage", "total used free")
 needs_sys = pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes nobody's files")
 
 
@@ -57,28 +55,15 @@ def test_a_start_that_cannot_clear_up_ends_with_its_cause(tmp_path, data, monkey
 def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
     """Found out before the first update, with what is wanted and what is there."""
     monkeypatch.setattr(Trainer, "fit", mock.Mock(side_effect=AssertionError("training has begun")))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9 - 5000, 5000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=10**9, free=5000))
     with pytest.raises(UserError, match=r"a checkpoint takes [\d.]+ MB, and 0.0 MB are free there: free some space"):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
 
 
-class KilledError(Exception):
-    pass
-
-
-def killed_run(monkeypatch, arguments):
+def killed_run(arguments):
     """A run that ends as if by kill -9, after a few updates that have not been saved."""
-    log = Trainer.log
-
-    def killed(run, *rest):
-        log(run, *rest)
-        if run.progress.update == 2:
-            raise KilledError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "log", killed)
-        with pytest.raises(KilledError):
-            train_pretrain.main(arguments)
+    with before_update(3, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
+        train_pretrain.main(arguments)
 
 
 def folders(place):
@@ -86,11 +71,11 @@ def folders(place):
 
 
 @pytest.mark.parametrize("from_resume", [0, 1])
-def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypatch, from_resume):
+def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, from_resume):
     out = tmp_path / "out"
     arguments = flags(data_path=data, out_dir=out, from_resume=from_resume)
     for _ in range(3):
-        killed_run(monkeypatch, arguments)
+        killed_run(arguments)
         assert folders(out) == []
     train_pretrain.main(arguments)
     assert folders(out) == ["pretrain_16_resume"]
@@ -98,14 +83,14 @@ def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypa
 
 
 @pytest.mark.slow
-def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data, monkeypatch):
+def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data):
     """The finished run is in one folder, whole, however often its successor was killed."""
     out = tmp_path / "out"
     arguments = flags(data_path=data, out_dir=out)
     train_pretrain.main(arguments)
     weights = (out / "pretrain_16.pth").read_bytes()
     for _ in range(3):
-        killed_run(monkeypatch, arguments)
+        killed_run(arguments)
         assert folders(out) == ["pretrain_16_resume_old1"]
     kept = out / "pretrain_16_resume_old1"
     assert (kept / "pretrain_16.pth").read_bytes() == weights
@@ -172,8 +157,7 @@ def open_files() -> list[Path]:
 
 @pytest.fixture
 def renames(monkeypatch):
-    """[(source, target, open files that are in the way)] of every rename: Windows renames neither a file that is open or mapped nor
-    a folder that holds one, and puts nothing in the place of one."""
+    """[(source, target, open files in the way)] of every rename: Windows neither renames nor replaces what is open, or holds such."""
     seen = []
 
     def watched(rename):
