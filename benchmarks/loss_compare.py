@@ -5,8 +5,8 @@
     python benchmarks/loss_compare.py --save before.json                  # this side, twice; after the upgrade:
     python benchmarks/loss_compare.py --against before.json
 
-"equal": every bit. Else the exit code is 1, and the largest difference is told, relative to the largest value: of the losses,
-and the micro-batch of the first (an update is one in the built-in runs); of 500 of the last weights.
+"equal": every bit. Else, as for a run that fails, the exit code is 1, and the largest difference is told, relative to the largest
+value: of the losses, and the micro-batch of the first (an update is one in the built-in runs); of 500 of the last weights.
 The built-in runs take two minutes a side, on one core.
 """
 
@@ -57,10 +57,11 @@ def trace(tree: Path, python: str, flags: str, folder: Path) -> dict[str, Any]:
     own = ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(folder), "--cache_dir", str(folder)]
     command = [str(tree / "trainer" / script), *own, *words, "--log_interval", "1", "--report", "0"]
     code, last = run_logged(python, command, folder / "log")
-    if code:
-        raise UserError(f"{python} {tree / 'trainer' / script}: exit code {code}: {last}")
+    newest = max(folder.rglob("update_*.pt"), key=lambda path: path.name, default=None)
+    if code or newest is None:
+        reason = f"exit code {code}: {last}" if code else "no checkpoint in its --out_dir"
+        raise UserError(f"{python} {tree / 'trainer' / script}: {reason}")
     run = RunRecords.read(next(folder.rglob("*.metrics.jsonl")))
-    newest = max(folder.rglob("update_*.pt"), key=lambda path: path.name)
     weights = torch.cat([tensor.flatten() for _, tensor in sorted(load_checkpoint(newest)["model"].items())])
     return {
         "versions": {**run.start_record("versions"), "processor": run.start_record("machine").get("processor")},
@@ -86,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--save", help="write this side to a file")
     p.add_argument("--flags", help="of train_pretrain.py: one run, in place of the built-in ones")
     args = p.parse_args(argv)
+    if args.against and (args.commit or args.python != sys.executable):
+        p.error("--against has the other side already: leave out --commit and --python")
     runs = {"yours": f"train_pretrain.py {args.flags}"} if args.flags else RUNS
     with user_errors(), tempfile.TemporaryDirectory() as folder:
         stored: dict[str, Any] = read_object(args.against) if args.against else {}
@@ -93,16 +96,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         announce("| run | losses, from micro-batch | weights |\n|---|---|---|")
         traces, cells = {}, []
         for name, flags in runs.items():
-            if stored and flags not in stored:
+            if args.against and flags not in stored:
                 raise UserError(f"{args.against}: has no run of these flags: {flags}")
-            old = stored[flags] if stored else trace(tree, args.python, flags, Path(folder, name, "before"))
-            new = traces[flags] = trace(ROOT, sys.executable, flags, Path(folder, name, "now"))
+            try:
+                old = stored[flags] if stored else trace(tree, args.python, flags, Path(folder, name, "before"))
+                new = traces[flags] = trace(ROOT, sys.executable, flags, Path(folder, name, "now"))
+            except UserError as error:
+                announce(f"| {name} | failed: {error} | |")
+                cells.append("failed")
+                continue
             weights = "equal"
             if old["digest"] != new["digest"]:
                 weights = f"differ; the sample: {difference(old['weights'], new['weights'])}"
             cells += [difference(old["losses"], new["losses"]), weights]
             announce(f"| {name} | {cells[-2]} | {weights} |")
-        announce(f"before: {old['versions']}\nnow: {new['versions']}")
+        if traces:
+            announce(f"before: {old['versions']}\nnow: {new['versions']}")
         if args.save:
             with atomic_file(args.save) as file:
                 file.write(json.dumps(traces).encode())

@@ -415,6 +415,4 @@ def first_writable(folders: list[Path]) -> Path:
             if folder != folders[0]:
                 announce(f"{folders[0]} cannot be written to, renamed in or locked: using {folder}")
             return folder
-    raise DataError(
-        f"{folders[0]} cannot be written to, renamed in or locked; --cache_dir names a folder for the token store"
-    )
+    raise DataError(f"{folders[0]} cannot be written to, renamed in or locked; --cache_dir names one for the store")

@@ -45,12 +45,16 @@ def test_what_differs_is_found_from_its_first_update_on(compare, tmp_path):
 
 
 def test_a_mistake_is_one_line(compare, capsys, tmp_path):
+    elsewhere = shlex.join(flags(max_updates=1, out_dir=tmp_path))
+    code, (said,) = compare("--flags", elsewhere)
+    assert code == 1 and said.startswith("failed: ") and said.endswith("no checkpoint in its --out_dir")
     before = str(tmp_path / "before.json")
     compare("--save", before)
     for words, message in (
         (["--against", before], "has no run of these flags: train_pretrain.py --device cpu"),
         (["--against", str(tmp_path)], "not a regular file"),
         (["--commit", "0123456789"], "--commit: git finds no commit 0123456789 here"),
+        (["--against", before, "--commit", "HEAD"], "--against has the other side already"),
     ):
         assert message in complaint(capsys, loss_compare.main, words)
 
@@ -61,4 +65,4 @@ def test_the_files_of_a_commit_and_a_failing_run(data, tmp_path):
     done = command_line([*words, shlex.join(flags(data_path=data, max_updates=3))], script=script)
     assert (done.returncode, done.stdout.splitlines()[2]) == (0, "| yours | equal | equal |"), done.stderr
     done = command_line([*words, "--no_such_flag 1"], script=script)
-    assert done.returncode == 2 and "exit code 2: error: unrecognized arguments: --no_such_flag" in done.stderr
+    assert done.returncode == 1 and "exit code 2: error: unrecognized arguments: --no_such_flag" in done.stdout

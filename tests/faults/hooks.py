@@ -258,12 +258,12 @@ def kill_at_call(name, at=1):
     """kill -9 of this process at the `at`-th call of os.replace, os.fsync ... in this process."""
     count, call = 0, getattr(os, name)
 
-    def killing(*arguments):
+    def killing(*arguments, **named):
         nonlocal count
         count += 1
         if count == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments)
+        return call(*arguments, **named)
 
     setattr(files.os, name, killing)
 

@@ -92,7 +92,7 @@ def test_what_a_bucket_cannot_hold_is_told_at_the_start(mount, lab, tmp_path, ca
     assert f"{mount.path}/.token_store cannot be written to, renamed in or locked: using {lab.folder}/cache" in said
     failed = lab.run("named", data_path=data, cache_dir=mount.path / "tokens", expect=2)
     assert failed.err.startswith(
-        f"error: {mount.path}/tokens cannot be written to, renamed in or locked; --cache_dir names a"
+        f"error: {mount.path}/tokens cannot be written to, renamed in or locked; --cache_dir names"
     )
     electra = {"vocab_path": write_vocab(tmp_path / "vocab.txt"), "data_path": write_lines(tmp_path / "lines.jsonl")[0]}
     told = complaint(capsys, train_electra.main, flags(**electra, out_dir=mount.path))

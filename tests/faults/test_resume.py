@@ -72,8 +72,8 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
 
 @pytest.mark.parametrize(
     "call, at",
-    [("link", 1), ("replace", 5), ("unlink", 3)]
-    + [pytest.param(*place, marks=pytest.mark.slow) for place in (("link", 3), ("unlink", 4))],
+    [("link", 1), ("replace", 5), ("unlink", 7)]
+    + [pytest.param(*place, marks=pytest.mark.slow) for place in (("link", 3), ("unlink", 8))],
 )
 def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, stopped, call, at):
     """Before the move and behind it: the next start goes on with the old run, or has all of it in one folder."""

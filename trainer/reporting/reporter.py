@@ -67,11 +67,10 @@ class Reporter:
             self.file.writelines(kept)
 
     def sync(self) -> None:
-        """Bring the lines so far to the disk, before a save, so that a resume finds them."""
+        """Bring the lines so far to the disk, before a save, which a resume needs; a file without appends is written anew."""
         if self.file:
             try:
                 if isinstance(self.file, io.BytesIO):
-                    # The file takes no further lines: it is written anew.
                     with atomic_file(self.file.name) as file:
                         file.write(self.file.getvalue())
                 else:

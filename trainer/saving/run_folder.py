@@ -38,11 +38,9 @@ def check_writable(stem: Path, sized: bool = False) -> None:
     """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        # the longest name that the run uses; a restart after a kill deletes what is left
-        longest = stem.with_name(f"{stem.name}.metrics.jsonl")
-        try_to_write(longest, sized)
-        # An earlier run is moved as a folder.
-        try_to_write(longest, in_folder=True)
+        # the longest name that the run uses, of a folder too: an earlier run is moved; a restart after a kill deletes them
+        for in_folder in (False, True):
+            try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl"), sized, in_folder)
         for ending in (*RECORDS, "pth", "json"):
             check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")

@@ -93,9 +93,7 @@ class Saver:
         }
 
     def _wait(self) -> str:
-        """Wait for the save in progress, if any, and write the lines so far, which a resume from the next one needs.
-
-        Returns the error of the save and what a resume would start from; "": no error.
+        """Sync the metrics and end the save in progress. Returns its error and what a resume would start from; "": no error.
 
         All ranks wait for rank 0, which may take longer than the timeout of a message: `on_main` allows for that.
         """
