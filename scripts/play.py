@@ -357,6 +357,9 @@ class Server(ThreadingHTTPServer):
             traceback.print_exc()
 
 
+NOT_OWN = "this server answers its own page alone and, with --api, programs that send Content-Type: application/json"
+
+
 class Handler(BaseHTTPRequestHandler):
     """One request on its own connection."""
 
@@ -369,7 +372,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         runs, model = self.server.runs, self.server.model
         if not self._is_own():
-            self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
+            self._refuse(HTTPStatus.FORBIDDEN, NOT_OWN)
         elif self.path == "/":
             self._begin("text/html", self.server.page)
         elif self.path == "/api/model":
@@ -392,7 +395,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         model = self.server.model
         if not self._is_own() or model is None or not (self.path == "/api/generate" or self._is_api()):
-            self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
+            self._refuse(HTTPStatus.FORBIDDEN, NOT_OWN)
             return
         length = self.headers.get("Content-Length", "0")
         if not re.fullmatch("[0-9]{1,8}", length):

@@ -368,4 +368,8 @@ def limit(name, value):
     resource.setrlimit(getattr(resource, name), (value, value))
 
 
-count_updates()
+def plant(wanted):
+    """Hooks by their names: {name: arguments}."""
+    count_updates()
+    for name, arguments in wanted.items():
+        globals()[name](**arguments)

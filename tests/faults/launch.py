@@ -8,6 +8,5 @@ from tests.faults import hooks
 from trainer import train_pretrain
 
 if __name__ == "__main__":
-    for name, arguments in json.loads(os.environ["FAULT_HOOKS"]).items():
-        getattr(hooks, name)(**arguments)
+    hooks.plant(json.loads(os.environ["FAULT_HOOKS"]))
     runpy.run_path(train_pretrain.__file__, run_name="__main__")

@@ -77,8 +77,7 @@ def run(request, hooks, trainer):
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         sys.argv = [f"{request['trainer']}.py", *request["arguments"]]
-        for name, arguments in request["hooks"].items():
-            getattr(hooks, name)(**arguments)
+        hooks.plant(request["hooks"])
         code = leave(runpy.run_path, trainer.__file__, None, "__main__")
     finally:
         os._exit(code)
