@@ -58,6 +58,7 @@ CHECKS = {"seed": seed, "max_new_tokens": positive(int, MAX_NEW_TOKENS), "temper
 
 # This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+NOT_OWN = "this server answers its own page alone and, with --api, programs that send Content-Type: application/json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -355,9 +356,6 @@ class Server(ThreadingHTTPServer):
         """A browser that disconnects is no error; anything else is a bug of ours."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             traceback.print_exc()
-
-
-NOT_OWN = "this server answers its own page alone and, with --api, programs that send Content-Type: application/json"
 
 
 class Handler(BaseHTTPRequestHandler):

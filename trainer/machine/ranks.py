@@ -37,6 +37,8 @@ from trainer.machine.rank import ONE_RANK, Ranks
 POLL_S = 0.2
 # Seconds that a rank waits for the reports of others
 REPORT_S = 3.0
+# Key of such a report in the store, by the rank
+REPORT = "rank {} has lost another"
 
 
 def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> tuple[Ranks, torch.device]:
@@ -273,7 +275,7 @@ def report_loss(error: BaseException) -> None:
 
     def report() -> None:
         with contextlib.suppress(RuntimeError):
-            store.set(f"rank {group.rank()} has lost another", "")
+            store.set(REPORT.format(group.rank()), "")
 
     # A store whose process is stopped does not even keep its timeout.
     threading.Thread(target=report, daemon=True).start()
@@ -287,7 +289,7 @@ def silent_ranks() -> str:
     names = "another rank"
     if not dist.is_initialized():
         return names
-    reports = {rank: f"rank {rank} has lost another" for rank in range(dist.get_world_size())}
+    reports = {rank: REPORT.format(rank) for rank in range(dist.get_world_size())}
     store = dist.distributed_c10d._get_default_store()
 
     def read() -> None:
