@@ -12,7 +12,7 @@ import torch
 
 from common.errors import UserError
 from common.processes import ignore_stop_signals
-from tests.helpers import before_update, complaint, train
+from tests.helpers import before_update, complaint, run_program, train
 from tests.trainer.machine.simulated_cuda import simulated_cuda, simulated_mps
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
@@ -113,6 +113,24 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
         torch.set_float32_matmul_precision("highest")
     line = "torch.compile does not work here (a.cpp:1: fatal error: 'omp.h' not found): training without torch.compile"
     assert len(said) == 2 and all(text.startswith(line) for text in said)
+
+
+FLAGS_OF_MAPPING = """
+import re, torch
+from trainer.machine.compiling import keep_freed_memory
+
+keep_freed_memory()
+middle = torch.ones(32 << 20)[16 << 20 :].data_ptr()
+for mapping in re.split(r"(?m)^(?=[0-9a-f]+-)", open("/proc/self/smaps").read())[1:]:
+    start, end = (int(number, 16) for number in mapping.split(maxsplit=1)[0].split("-"))
+    if start <= middle < end:
+        print(re.search("VmFlags:(.*)", mapping)[1])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="needs Linux with huge pages")
+def test_tensors_of_a_cpu_run_lie_in_huge_pages():
+    assert "hg" in run_program(FLAGS_OF_MAPPING).stdout.split()
 
 
 def test_windows_says_stop_by_another_signal(monkeypatch):
