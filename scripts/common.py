@@ -28,6 +28,7 @@ from model.weight_record import (
     existing_weights_hint,
     read_record,
 )
+from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.devices import pick_device, pick_dtype
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def load(
     """
     with user_errors():
         target = pick_device(device)
+        if target.type == "cpu":
+            keep_freed_memory()
         model = load_model(weight, with_interface)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
