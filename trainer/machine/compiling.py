@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -23,8 +24,8 @@ PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # so that a resume decides as the start did, and for products alone. `estimated_seconds` in trainer/budget/costs.py has the
 # share of the machine's measured rate that a whole micro-batch reaches.
 WIDE_ON_CPU = 320
-# Bytes of the heap in huge pages; a run that needs more takes the rest in small ones
-HUGE_HEAP = 4 << 30
+# Says "2" where the system counts memory that no one uses as used
+ACCOUNTING = Path("/proc/sys/vm/overcommit_memory")
 
 
 def compile_blocks(
@@ -93,25 +94,29 @@ def choose_kernels_by_rule() -> None:
 
 def keep_freed_memory() -> None:
     """Make glibc keep large freed blocks for the next step, in huge pages. By default they go back to the system, and the page
-    faults of allocating them again take a fifth of a training step; the address of each small page costs another tenth."""
-    if platform.libc_ver()[0] == "glibc":
-        # from glibc's malloc.h
-        M_TRIM_THRESHOLD = -1
-        M_TOP_PAD = -2
-        M_MMAP_MAX = -4
-        libc = ctypes.CDLL(None)
-        # No separate mappings for large blocks: they would be returned as soon as freed.
-        libc.mallopt(M_MMAP_MAX, 0)
-        # The heap is never trimmed, and grows by 64 MiB at a time.
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
-        libc.mallopt(M_TOP_PAD, 64 << 20)
-        libc.malloc.restype = ctypes.c_void_p
-        # The heap grows by these addresses, which take no memory until they are used.
-        block = libc.malloc(ctypes.c_size_t(HUGE_HEAP))
-        if block is not None:
-            start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(block + HUGE_HEAP - start), mmap.MADV_HUGEPAGE)
-            libc.free(ctypes.c_void_p(block))
+    faults of allocating them again take a fifth of a training step; looking up the addresses of small pages takes as much."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    # from glibc's malloc.h
+    M_TRIM_THRESHOLD = -1
+    M_TOP_PAD = -2
+    M_MMAP_MAX = -4
+    libc = ctypes.CDLL(None)
+    # No separate mappings for large blocks: they would be returned as soon as freed.
+    libc.mallopt(M_MMAP_MAX, 0)
+    # The heap is never trimmed, and grows by 64 MiB at a time.
+    libc.mallopt(M_TRIM_THRESHOLD, -1)
+    libc.mallopt(M_TOP_PAD, 64 << 20)
+    if ACCOUNTING.exists() and ACCOUNTING.read_text().strip() == "2":
+        return
+    # The heap grows by the addresses of half of the memory, which take none of it until they are used.
+    size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    libc.malloc.restype = ctypes.c_void_p
+    block = libc.malloc(ctypes.c_size_t(size))
+    if block is not None:
+        start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(block + size - start), mmap.MADV_HUGEPAGE)
+        libc.free(ctypes.c_void_p(block))
 
 
 @functools.cache

@@ -116,12 +116,14 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
 
 
 FLAGS_OF_MAPPING = """
-import re, torch
-from trainer.machine.compiling import keep_freed_memory
+import re, sys, torch
+from pathlib import Path
+from trainer.machine import compiling
 
-keep_freed_memory()
+compiling.ACCOUNTING = Path(sys.argv[1])
+compiling.keep_freed_memory()
 middle = torch.ones(32 << 20)[16 << 20 :].data_ptr()
-for mapping in re.split(r"(?m)^(?=[0-9a-f]+-)", open("/proc/self/smaps").read())[1:]:
+for mapping in re.split(r"(?m)^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())[1:]:
     start, end = (int(number, 16) for number in mapping.split(maxsplit=1)[0].split("-"))
     if start <= middle < end:
         print(re.search("VmFlags:(.*)", mapping)[1])
@@ -129,8 +131,11 @@ for mapping in re.split(r"(?m)^(?=[0-9a-f]+-)", open("/proc/self/smaps").read())
 
 
 @pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="needs Linux with huge pages")
-def test_tensors_of_a_cpu_run_lie_in_huge_pages():
-    assert "hg" in run_program(FLAGS_OF_MAPPING).stdout.split()
+@pytest.mark.parametrize("accounting", ["0", "2"])
+def test_tensors_of_a_cpu_run_lie_in_huge_pages_where_reserving_them_costs_nothing(accounting, tmp_path):
+    (tmp_path / "accounting").write_text(f"{accounting}\n")
+    flags = run_program(FLAGS_OF_MAPPING, tmp_path / "accounting").stdout.split()
+    assert "rd" in flags and ("hg" in flags) == (accounting == "0")
 
 
 def test_windows_says_stop_by_another_signal(monkeypatch):
