@@ -57,8 +57,6 @@ def load(
     """
     with user_errors():
         target = pick_device(device)
-        if target.type == "cpu":
-            keep_freed_memory()
         model = load_model(weight, with_interface)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
@@ -66,6 +64,8 @@ def load(
         embeddings = text_config(model.config).vocab_size
         check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model = model.to(target, dtype_of_flag(dtype, target))  # type: ignore[arg-type]  # transformers wraps it without its types
+    if target.type == "cpu":
+        keep_freed_memory()
     return model, tokenizer, encoder
 
 

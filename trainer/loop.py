@@ -27,6 +27,7 @@ from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.engine import LOADER_FAILED, Outcome, Update
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
+from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, report_loss, wait_for_all_ranks
 from trainer.reporting import lines
@@ -170,6 +171,9 @@ class Trainer:
         if overview.flops >= SHORT_RUN_FLOPS:
             best_rate = product_rate(self.device, self.engine.dtype) * self.ranks.world_size
             self.utilisation_per_token = overview.flops_per_token / best_rate
+        if self.device.type == "cpu":
+            # Again, before the loader forks
+            keep_freed_memory()
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 

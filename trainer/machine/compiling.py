@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from common.processes import text_of_file
 from common.wording import compiler_error_line
+from trainer.machine.measure import total_memory
 
 # Time of a step as a multiple of the time of its matrix products, eager and compiled; measured on a CPU
 EAGER_TIME = 2.4
@@ -24,8 +26,8 @@ PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # so that a resume decides as the start did, and for products alone. `estimated_seconds` in trainer/budget/costs.py has the
 # share of the machine's measured rate that a whole micro-batch reaches.
 WIDE_ON_CPU = 320
-# Says "2" where the system counts memory that no one uses as used
-ACCOUNTING = Path("/proc/sys/vm/overcommit_memory")
+# "2": addresses count as memory, used or not
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def compile_blocks(
@@ -93,30 +95,46 @@ def choose_kernels_by_rule() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep large freed blocks for the next step, in huge pages. By default they go back to the system, and the page
-    faults of allocating them again take a fifth of a training step; looking up the addresses of small pages takes as much."""
+    """Make glibc keep what is freed from now on for the next step. By default large blocks go back to the system, and the page
+    faults of allocating them again take a fifth of a training step.
+
+    In the main thread memory comes in huge pages, where the system has them: products of large results are limited by looking up
+    the addresses of small ones. What is free by now goes back: a process that is forked would share it, and a shared huge page
+    breaks up when it is written.
+    """
     if platform.libc_ver()[0] != "glibc":
         return
-    # from glibc's malloc.h
+    # from glibc's malloc.h, and from Linux's mman.h
     M_TRIM_THRESHOLD = -1
     M_TOP_PAD = -2
     M_MMAP_MAX = -4
+    MADV_HUGEPAGE = 14
     libc = ctypes.CDLL(None)
+    libc.malloc_trim(ctypes.c_size_t(0))
     # No separate mappings for large blocks: they would be returned as soon as freed.
     libc.mallopt(M_MMAP_MAX, 0)
     # The heap is never trimmed, and grows by 64 MiB at a time.
     libc.mallopt(M_TRIM_THRESHOLD, -1)
     libc.mallopt(M_TOP_PAD, 64 << 20)
-    if ACCOUNTING.exists() and ACCOUNTING.read_text().strip() == "2":
+    if not may_reserve_addresses():
         return
-    # The heap grows by the addresses of half of the memory, which take none of it until they are used.
-    size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    # It grows by addresses for half of the memory, which take none of it until they are used.
+    size = (total_memory(torch.device("cpu")) or 0) // 2
     libc.malloc.restype = ctypes.c_void_p
     block = libc.malloc(ctypes.c_size_t(size))
     if block is not None:
         start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(block + size - start), mmap.MADV_HUGEPAGE)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(block + size - start), MADV_HUGEPAGE)
         libc.free(ctypes.c_void_p(block))
+
+
+def may_reserve_addresses() -> bool:
+    """Whether unused addresses cost nothing: on Linux, without limits on them and unless glibc is to fill what it allocates."""
+    import resource  # Windows has none
+
+    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    is_unlimited = all(limit == resource.RLIM_INFINITY for limit in limits)
+    return is_unlimited and text_of_file(OVERCOMMIT).strip() != "2" and "MALLOC_PERTURB_" not in os.environ
 
 
 @functools.cache
