@@ -130,8 +130,11 @@ def keep_freed_memory() -> None:
 
 def may_reserve_addresses() -> bool:
     """Whether unused addresses cost nothing: on Linux, without limits on them and unless glibc is to fill what it allocates."""
-    import resource  # Windows has none
-
+    try:
+        import resource
+    except ImportError:
+        # Windows
+        return False
     limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     is_unlimited = all(limit == resource.RLIM_INFINITY for limit in limits)
     return is_unlimited and text_of_file(OVERCOMMIT).strip() != "2" and "MALLOC_PERTURB_" not in os.environ
