@@ -62,8 +62,8 @@ def _in_range(first: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) ->
 def additive_mask(first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """first [B or 1, T] -> [B or 1, 1, T, T]: 0 for visible keys, -inf for others.
 
-    The compiler vectorises a sum, but not a choice between two values by a bool. It is made from whole rows: row f of `earlier`
-    hides the keys before key f. In bfloat16 that takes half as long as a choice for each pair.
+    The compiler vectorises a sum, but not a choice between two values by a bool. The mask is made of whole rows: row f of
+    `earlier` hides the keys before key f. In bfloat16 that takes half as long as a choice for each pair.
     """
     T = first.shape[1]
     hidden = torch.full((T, T), float("-inf"), dtype=dtype, device=first.device)
