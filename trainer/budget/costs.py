@@ -183,6 +183,8 @@ class RunCosts:
     dtype: torch.dtype
     product_rate: float
     available_memory: float | None = None
+    # False: the whole head, whatever it costs
+    may_sample_head: bool = True
     # {width: measured / estimated seconds of an update}: seconds per FLOP depend on the width more than on the depth
     corrections: dict[int, float] = field(default_factory=dict)
 
@@ -224,7 +226,7 @@ class RunCosts:
         if "sampled_softmax" in self.fixed:
             return self.settings.sampled_softmax
         # On a GPU the head is a small part, and a CUDA graph cannot have another sample for each update. Fine-tuning was not measured.
-        if self.device.type != "cpu" or self.settings.from_weight != "none":
+        if self.device.type != "cpu" or self.settings.from_weight != "none" or not self.may_sample_head:
             return 0
         vocab_size = self.text.vocab_size
         wanted = max(len(set(row)) for row in rows_targets(self.text.corpus).tolist()) + DRAWN_SHARE * vocab_size

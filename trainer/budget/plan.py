@@ -197,7 +197,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
     if limit is not None and used < USED_SHARE * limit:
         lines.append(
             f"the text is small for this budget: the run ends after {costs.max_passes} passes over it, "
-            "since a model that reads it more often memorises it; more text would use the rest"
+            'since a model that reads it more often memorises it; more text would use the rest (docs/budget.md, "Little text")'
         )
     for part in costs.text.parts:
         passes = plan.tokens * part.share / max(part.unique, 1.0)

@@ -6,6 +6,7 @@
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
+      with_best_head     a sampled head, or the whole one
       choose             the best of all plans, of a width that was timed here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
@@ -116,6 +117,7 @@ def plan_run(
         check_length(text.rows.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
         costs = with_best_rows(candidates, costs, kind)
+        costs = with_best_head(candidates, costs)
         plan = choose(candidates, costs)
     text = costs.text
     # One pass is the longest run of such a text, see dataset/mixture.py.
@@ -250,6 +252,26 @@ def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: Tex
     return longer_costs if on_main(costs.ranks, is_worth_it) else costs
 
 
+def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCosts:
+    """The costs with the whole head, if its plan expects less loss than with a sampled one; else unchanged. A collective.
+
+    A sampled head buys more tokens or a larger model. A text that is read as often as it may be has neither to offer.
+    """
+    # A budget of tokens leaves the time open, and the whole head takes more.
+    if not costs.head_ids or "sampled_softmax" in costs.fixed or costs.settings.budget_tokens is not None:
+        return costs
+    whole = dataclasses.replace(costs, may_sample_head=False)
+
+    def is_better() -> bool:
+        try:
+            return best_plan(candidates, whole).loss <= best_plan(candidates, costs).loss
+        except UserError:
+            # The budget is too small for the whole head.
+            return False
+
+    return whole if on_main(costs.ranks, is_better) else costs
+
+
 def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> BudgetPlan:
     """The best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
@@ -344,6 +366,9 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         return None
     tokens = updates * text.tokens_of_update(batching.rows)
     seconds = updates * costs.update_seconds(config, batching.rows)
+    loss = laws.expected_loss(
+        config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
+    )
     return BudgetPlan(
         config=config,
         parameters=parameter_count(config),
@@ -355,9 +380,7 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, batching.batch_size),
-        loss=laws.expected_loss(
-            config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
-        ),
+        loss=loss * laws.FACTOR_OF_SAMPLED_HEAD if costs.head_ids else loss,
     )
 
 

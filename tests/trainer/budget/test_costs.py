@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
 from trainer.budget.compile_times import CACHED_SHARE
 from trainer.budget.costs import RunCosts, count_text
-from trainer.budget.planner import batchings, sizes, with_best_rows
+from trainer.budget.planner import batchings, sizes, with_best_head, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS
@@ -156,6 +157,23 @@ def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
     costs_of_rows = RunCosts(settings, count_text(settings), **MACHINE)
     found = with_best_rows(sizes({"vocab_size": 6400, "hidden_size": 256}), costs_of_rows, DOCUMENTS)
     assert found.text.rows.T == found.settings.max_seq_len == rows
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "head_ids"),
+    [
+        (4e9, ["--budget_flops", "2e14"], 768),
+        # Eight passes over a megabyte leave budget unused.
+        (4e5, ["--budget_flops", "1e15"], 0),
+        (4e5, ["--budget_flops", "1e15", "--sampled_softmax", "1024"], 1024),
+        (4e5, ["--budget_tokens", "3e6"], 768),
+    ],
+)
+def test_a_head_is_sampled_where_work_is_short_not_text(monkeypatch, tokens, words, head_ids):
+    """docs/experiments.md, "A sampled head"."""
+    monkeypatch.setattr(costs, "rows_targets", lambda corpus: np.arange(300)[None])
+    found = with_best_head(SIZES, RunCosts(PretrainSettings.parse(words), text_of(tokens), **MACHINE))
+    assert found.head_ids == head_ids
 
 
 def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path, tokenizer):
