@@ -183,7 +183,7 @@ class RunCosts:
     dtype: torch.dtype
     product_rate: float
     available_memory: float | None = None
-    # False: the whole head, whatever it costs
+    # False: the whole head, unless the user says otherwise
     may_sample_head: bool = True
     # {width: measured / estimated seconds of an update}: seconds per FLOP depend on the width more than on the depth
     corrections: dict[int, float] = field(default_factory=dict)

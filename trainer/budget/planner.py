@@ -5,8 +5,8 @@
       count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
-      with_best_rows     rows of 512 positions, or of 1,024
       with_best_head     a sampled head, or the whole one
+      with_best_rows     rows of 512 positions, or of 1,024, each with its best head
       choose             the best of all plans, of a width that was timed here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
@@ -116,8 +116,7 @@ def plan_run(
         # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
         check_length(text.rows.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
-        costs = with_best_rows(candidates, costs, kind)
-        costs = with_best_head(candidates, costs)
+        costs = with_best_rows(candidates, with_best_head(candidates, costs), kind)
         plan = choose(candidates, costs)
     text = costs.text
     # One pass is the longest run of such a text, see dataset/mixture.py.
@@ -234,7 +233,8 @@ def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: Tex
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
     longer_text = count_text(longer, costs.ranks, kind, text.difficulty)
-    longer_costs = dataclasses.replace(costs, settings=longer, text=longer_text)
+    longer_costs = dataclasses.replace(costs, settings=longer, text=longer_text, may_sample_head=True)
+    longer_costs = with_best_head(candidates, longer_costs)
 
     def is_worth_it() -> bool:
         try:
@@ -253,11 +253,12 @@ def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: Tex
 
 
 def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCosts:
-    """The costs with the whole head, if its plan expects less loss than with a sampled one; else unchanged. A collective.
+    """The costs with the whole head, if its plan expects no more loss than with a sampled one; else unchanged. A collective.
 
-    A sampled head buys more tokens or a larger model. A text that is read as often as it may be has neither to offer.
+    A sampled head buys more tokens or a larger model. Where the text ends the run before the budget does, it only costs loss. Decided
+    by the estimated speed: only sizes are compared again when they have been timed.
     """
-    # A budget of tokens leaves the time open, and the whole head takes more.
+    # With a budget of tokens the whole head always wins, by time that such a budget does not count.
     if not costs.head_ids or "sampled_softmax" in costs.fixed or costs.settings.budget_tokens is not None:
         return costs
     whole = dataclasses.replace(costs, may_sample_head=False)
@@ -266,7 +267,7 @@ def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCos
         try:
             return best_plan(candidates, whole).loss <= best_plan(candidates, costs).loss
         except UserError:
-            # The budget is too small for the whole head.
+            # Too small a budget for the whole head, or for any: `choose` tells.
             return False
 
     return whole if on_main(costs.ranks, is_better) else costs
@@ -366,9 +367,6 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         return None
     tokens = updates * text.tokens_of_update(batching.rows)
     seconds = updates * costs.update_seconds(config, batching.rows)
-    loss = laws.expected_loss(
-        config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
-    )
     return BudgetPlan(
         config=config,
         parameters=parameter_count(config),
@@ -380,7 +378,16 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, batching.batch_size),
-        loss=loss * laws.FACTOR_OF_SAMPLED_HEAD if costs.head_ids else loss,
+        loss=laws.expected_loss(
+            config,
+            tokens,
+            text.parts,
+            text.difficulty,
+            costs.optimizer,
+            costs.init_scheme(config),
+            text.context,
+            samples_head=costs.head_ids > 0,
+        ),
     )
 
 
