@@ -62,10 +62,7 @@ def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> For
         if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / unique_tokens):
             return None
         # of a run that ends here
-        samples_head = settings.sampled_softmax > 0
-        loss = laws.expected_loss(
-            config, tokens, sources, difficulty, settings.optimizer, scheme, context, samples_head
-        )
+        loss = laws.expected_loss(config, tokens, sources, difficulty, settings.optimizer, scheme, context)
         return loss * (1 + EXCESS_BEFORE_DECAY * min(rate / settings.learning_rate, 1.0))
 
     return expected_training_loss

@@ -71,10 +71,6 @@ def factor_of_context(context: float, tokens: float) -> float:
     return 1 - gain * (1 - (CONTEXT_OF_LAW / context) ** POWER_OF_CONTEXT)
 
 
-# Ratio of the loss with `--sampled_softmax` to that of the whole head after the same tokens. One pair of runs each: 1.012 for 224 x 4
-# (32 M tokens), 1.004 and 1.017 for 384 x 4 (eight passes over a megabyte, 6,400 and 1,024 entries); seeds differ by 0.5 %.
-FACTOR_OF_SAMPLED_HEAD = 1.012
-
 # Relative error of an expected loss: nearly equally good fits differ by this much.
 LOSS_ERROR = 0.10
 # Below SMALL parameters or tokens: in one run a loss of 5.187 was expected and 4.192 measured.
@@ -152,7 +148,6 @@ def expected_loss(
     optimizer: str = "muon",
     init_scheme: str = "default",
     context: float = CONTEXT_OF_LAW,
-    samples_head: bool = False,
 ) -> float:
     """Nats per token, on text whose loss is `difficulty` times that of `wiki_loss`. context: see factor_of_context."""
     layers = config.num_hidden_layers
@@ -162,8 +157,6 @@ def expected_loss(
     # Repeated text teaches little about copying: a megabyte of novels that is read eight times ends at the loss expected here.
     unique = min(tokens, unique_tokens(parts))
     loss = difficulty * wiki_loss(parameter_count(config), effective) * factor_of_context(context, unique)
-    if samples_head:
-        loss *= FACTOR_OF_SAMPLED_HEAD
     if init_scheme == "induction":
         # in place of the gain of depth, since both come from heads that copy
         share_by_tokens = unique / (unique + TOKENS_OF_INDUCTION)
