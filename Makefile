@@ -131,16 +131,16 @@ bench: $(VENV)/.installed-dev
 HAS_TORCH = $(if $(wildcard $(RUN)),$(RUN),$(PYTHON))
 
 gpu:
-	$(HAS_TORCH) benchmarks/gpu.py $(ARGS)
+	$(HAS_TORCH) benchmarks/check.py gpu $(ARGS)
 
 gpu-speed:
-	$(HAS_TORCH) benchmarks/gpu.py --sections 0 1 6 $(ARGS)
+	$(HAS_TORCH) benchmarks/check.py speed $(ARGS)
 
 gpu-bits:
-	$(HAS_TORCH) benchmarks/gpu_bits.py $(ARGS)
+	$(HAS_TORCH) benchmarks/check.py bits $(ARGS)
 
 report: $(VENV)/.installed
-	@$(RUN) scripts/system_report.py $(ARGS)
+	@$(RUN) benchmarks/check.py report $(ARGS)
 
 findings:
 	@for script in findings/*.sh; do echo "== $$script"; PYTHON=$(PYTHON) bash "$$script" || { echo "$$script: it behaves otherwise now"; exit 1; }; done

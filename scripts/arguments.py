@@ -1,7 +1,5 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
-import argparse
-
 from common.files import relative_to_cwd
 from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
 from common.start import ROOT
@@ -10,9 +8,6 @@ from model.weight_record import newest_weight
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
-# checks of the system report
-CHECK_NAMES = ("start", "losses", "resume", "speed")
-
 # names of fine-tuned weights, for questions
 FINE_TUNED = "full_sft_"
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
@@ -178,18 +173,4 @@ def report_parser() -> Parser:
     )
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
     p.add_argument("--out", help="page to write (default: beside the first run's metrics; compare.html for several)")
-    return p
-
-
-def system_report_parser() -> Parser:
-    """The flags of system_report.py."""
-    p = Parser(
-        prog="system_report.py",
-        description="Which machine this is, and whether training works on it: a table to paste.",
-    )
-    p.add_argument("--device", help="cuda:0, mps or cpu (default: the best available)")
-    p.add_argument("--seconds", type=positive(float), default=30, help="for the speed (default 30)")
-    # set in the process of a check
-    p.add_argument("--check", choices=CHECK_NAMES, help=argparse.SUPPRESS)
-    p.add_argument("--folder", help=argparse.SUPPRESS)
     return p

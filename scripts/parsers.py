@@ -41,6 +41,5 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "export_hf": arguments.export_parser,
     "export_gguf": arguments.export_gguf_parser,
     "report": arguments.report_parser,
-    "system_report": arguments.system_report_parser,
     "inspect_data": partial(SettingsParser, InspectSettings),
 }

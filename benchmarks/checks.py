@@ -1,7 +1,7 @@
-"""Checks of training on a device against references, for `make gpu` and `pytest -m gpu`.
+"""Checks of training on a device against references, for check.py and `pytest -m gpu`.
 
 A check is a function of a device. It raises AssertionError if something is wrong, and returns a line on its findings.
-All of them run on a CPU too, to try the checks themselves.
+All of them run on a CPU too: those of `make report` for users, the others to try the checks themselves.
 """
 
 import functools
@@ -13,15 +13,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from threading import Event, Timer
 from typing import Any
 
 import torch
 
 from benchmarks.training import LEARNING_RATE, Training
 from common.start import ROOT
+from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import map_tensors, to_device
 from dataset.packing import Totals
+from trainer import train
 from trainer.machine.measure import synchronize
+from trainer.reporting.records import RunRecords
 
 Check = Callable[[torch.device], str]
 
@@ -287,6 +292,57 @@ def float16_finds_its_scale(device: torch.device) -> str:
     return f"the first update applied is number {updates}, with a scale of 2^{math.log2(scaler.get_scale()):.0f}"
 
 
+# The run of `make report`: some seconds on a laptop
+SHORT: dict[str, Any] = {
+    "hidden_size": 192,
+    "num_hidden_layers": 2,
+    "batch_size": 4,
+    "optimizer": "muon",
+    "max_updates": 10,
+}
+# seconds for the speed
+SPEED_S = 30
+
+
+def trained(device: torch.device, **arguments: Any) -> RunRecords:
+    """The metrics of a training on Python's documentation. arguments: of `train`."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        text = build_embedded_corpus(Path(folder, "text.jsonl"))
+        usual = {"batch_size": 8, "accumulation_steps": 1, "log_interval": 1, "num_workers": 0, "report": False}
+        result = train(data_path=text, out_dir=folder, device=str(device), **{**usual, **arguments})
+        return RunRecords.read(f"{str(result.weights).removesuffix('.pth')}.metrics.jsonl")
+
+
+def trains_as_float32_does(device: torch.device) -> str:
+    """A small model trains, with the losses of plain float32 on the CPU."""
+    ours = trained(device, **SHORT)
+    dtype, losses = ours.start_record("machine")["dtype"], ours.columns["loss"][1]
+    plain = trained(torch.device("cpu"), **SHORT, dtype="float32", use_compile=0).columns["loss"][1]
+    # float32 adds in another order, half precision rounds.
+    limit = 1e-3 if dtype == "torch.float32" else 5e-3
+    difference = max(abs(one / other - 1) for one, other in zip(losses, plain, strict=True))
+    findings = f"in {dtype}, loss {losses[0]:.3f} to {losses[-1]:.3f}, {difference:.1g} from float32 on the CPU"
+    assert difference <= limit, f"{findings}: the limit is {limit:g}"
+    return findings
+
+
+def speed(device: torch.device) -> str:
+    """MiniMind's 26 M model in plain code; compiling could take more than the two minutes."""
+    stop = Event()
+    Timer(SPEED_S, stop.set).start()
+    size = {"batch_size": 32, "log_interval": 50} if device.type == "cuda" else {}
+    columns = trained(device, **size, max_updates=10**6, use_compile=0, stop=stop).columns
+    # The first line has the start too.
+    rate, share = (median(columns[f][1][1:] or columns[f][1]) for f in ("tokens_per_second", "flops_utilisation"))
+    peak = max(columns["memory"][1]) / 1e9
+    return f"26 M, plain code: {rate:,.0f} text tokens/s, {share:.1%} of the best product, {peak:.1f} GB at most"
+
+
+STARTS: dict[str, Check] = {
+    "losses": trains_as_float32_does,
+    "resume": functools.partial(resumes_bitwise, "--use_compile 0"),
+    "speed": speed,
+}
 NUMBERS: dict[str, Check] = {
     **{
         f"{kind}, {dtype}, {'compiled' if compiled else 'eager'}, against float64 on the CPU": functools.partial(

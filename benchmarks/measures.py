@@ -1,0 +1,119 @@
+"""What check.py measures: the machine, throughput, and both sides of bench.py. No figure is judged."""
+
+import gc
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.training import SIZES, Training, per_step
+from common.start import ROOT
+from trainer.machine.devices import cpu_has_bfloat16, pick_dtype
+from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, total_memory, versions
+from trainer.pretrain.memory import flops_per_token
+
+T = 512
+# (size, rows), the most decisive first
+SHAPES = (("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256))
+SHAPES_ON_CPU = (("tiny", 2), ("tiny", 4))
+# seconds of a turn
+TURN_S = 2.0
+
+# A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok", "seconds"} of a check.
+Result = dict[str, Any]
+
+
+def figure(what: str, value: str | float, unit: str = "") -> Result:
+    """The result of a measurement."""
+    return {"what": what, "value": value, "unit": unit}
+
+
+def machine(device: torch.device) -> Iterator[Result]:
+    """System, processor, GPU, versions, precision, and the best matrix product."""
+    facts, simd = describe_machine(device), torch.backends.cpu.get_cpu_capability()
+    memory, of_device = (f"{(total_memory(torch.device(name)) or 0) / 1e9:.0f} GB" for name in ("cpu", device))
+    yield figure("system", f"{platform.platform()}, {memory}")
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    processor = f"{facts['processor']} {capabilities.get('cpu_name')}, {facts['cores']} cores"
+    yield figure("processor", f"{processor}, {facts['threads']} threads, {simd}, bfloat16: {cpu_has_bfloat16()}")
+    if device.type == "cuda":
+        driver = subprocess.getoutput("nvidia-smi --query-gpu=driver_version --format=csv,noheader").partition("\n")[0]
+        chip = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        build = f"CUDA {torch.version.cuda} (ROCm {torch.version.hip})"
+        yield figure("GPU", f"{facts['gpu']}, {chip}, {of_device}, driver {driver}, {build}")
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    yield figure("versions", f"Python {facts['python']}, {packages}")
+    dtype, notices = pick_dtype("bfloat16", device)
+    yield figure("precision", f"on {device}: {', '.join(notices) or dtype}")
+    yield figure("best product", round(product_rate(device, dtype) / 1e12, 2), "TFLOP/s")
+
+
+def throughput(device: torch.device) -> Iterator[Result]:
+    """Updates of one micro-batch of full rows."""
+    dtype, _ = pick_dtype("bfloat16", device)
+    rate = product_rate(device, dtype)
+    for size, rows in SHAPES if device.type == "cuda" else SHAPES_ON_CPU:
+        # Code compiled for other shapes counts towards torch's limit of compilations.
+        torch.compiler.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            figures = throughput_of(size, rows, device, rate)
+        except torch.OutOfMemoryError:
+            # Nothing is yielded in this block: the error holds the tensors that filled the memory.
+            figures = [figure("peak memory", "does not fit")]
+        for result in figures:
+            yield {**result, "what": f"{size}, {rows} rows: {result['what']}"}
+
+
+def throughput_of(size: str, rows: int, device: torch.device, rate: float) -> list[Result]:
+    """The figures of one size and number of rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
+    start = time.perf_counter()
+    training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
+    seconds(training.step, device)
+    figures = [figure("first update", round(time.perf_counter() - start, 1), "s")]
+    flops = flops_per_token(training.model.config, training.context)
+    graphs = training.engine.graphs
+    for is_on in (False, True) if graphs is not None else (False,):
+        if graphs is not None:
+            # The next step records the graphs; if that fails, it turns them off again.
+            graphs.may_record = is_on
+        training.step()
+        step_s, host_s = per_step(training.step, device, TURN_S)
+        how = "with graphs" if graphs is not None and graphs.may_record else "without graphs"
+        share = 100 * training.tokens / step_s * flops / rate
+        figures += [
+            figure(f"tokens, {how}", round(training.tokens / step_s), "1/s"),
+            figure(f"share of the product rate, {how}", round(share, 1), "%"),
+            figure(f"a step, {how}", round(step_s * 1e3, 2), "ms"),
+            figure(f"the host's part of it, {how}", round(host_s * 1e3, 2), "ms"),
+        ]
+    return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
+
+
+def against_plain_loop(device: torch.device) -> Iterator[Result]:
+    """benchmarks/bench.py with the 26 M model, on the text of corpora.py: sides take turns in one run."""
+    flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
+    if device.type != "cuda":
+        flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "bench.json")
+        command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--sides", "plain", "ours", "--out", str(out)]
+        subprocess.run([*command, "--device", str(device), *flags], check=True)
+        (run,) = json.loads(out.read_text())
+    for name, side in run["sides"].items():
+        yield figure(f"{name}: text tokens", round(side["text_tokens_per_second"]), "1/s")
+        yield figure(f"{name}: share of the product rate", round(100 * side["utilisation"], 1), "%")
+        yield figure(f"{name}: peak memory", round(side["peak_memory_bytes"] / 1e9, 2), "GB")
+        yield figure(f"{name}: first update", round(side["first_update_seconds"], 1), "s")
+    for what, (middle, least, greatest) in run["ratios"].items():
+        yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
