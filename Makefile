@@ -6,7 +6,7 @@
 # make test       set up and run the quick tests; make test-core: those of the model, packing, the loop, resuming and the tour
 # make test-all   all tests, with the slow ones
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
-# make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
+# make lint       format, style, types and sizes; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
 #                 make gpu-bits: equal runs have equal bits, in three
 # make report     whether training works on this machine: a table to post, without names or paths, in two minutes
@@ -149,6 +149,7 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) tests/ceiling.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dataset/.token_store dataset/python_docs.jsonl dataset/python_questions.jsonl
