@@ -1,10 +1,8 @@
-"""Three implementations of the routed experts, which the tests compare.
+"""Two implementations of the routed experts, which the tests compare.
 
 - `looped_experts` is the reference: every expert sees every token, which is E/K times the work.
 - `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two grouped matrix
   products.
-- `blocked_experts` is for GPUs on which grouped products block the host. It cuts the sorted slots into blocks of one
-  expert each, for batched products over all blocks.
 
 Shape letters: N tokens, H hidden, I intermediate, E routed experts, K experts per token, M rows of the sorted slots,
 padding included.
@@ -25,12 +23,6 @@ FEW_TOKENS = 16
 # longer than its product.
 ALIGNMENT = 64
 
-# log2 of 16 rows, the smallest block that a GPU multiplies at once
-MIN_BLOCK_BITS = 4
-
-# estimated time to copy an expert's weights, in rows of its products
-COPY_ROWS = 64
-
 # (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].
 Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -43,9 +35,7 @@ def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
     linears = [linear for expert in experts for linear in (expert.gate_proj, expert.up_proj, expert.down_proj)]
     if not all(map(is_plain, linears)):
         return looped_experts
-    if can_group(experts, tokens):
-        return grouped_experts
-    return blocked_experts if tokens.device.type == "cuda" else looped_experts
+    return grouped_experts if can_group(experts, tokens) else looped_experts
 
 
 def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
@@ -140,73 +130,6 @@ def dispatch(chosen: torch.Tensor, num_experts: int, alignment: int) -> tuple[to
     # The last expert takes the remaining rows; they belong to no slot, and their results are not read.
     ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))
     return row_of_slot.view(chosen.shape), slot_of_row, ends.to(torch.int32)
-
-
-def blocked_experts(
-    experts: Sequence[FeedForward], tokens: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
-) -> torch.Tensor:
-    """`looped_experts` with the tokens sorted by expert, in blocks of rows of one expert each."""
-    # The functions below do not follow autocast.
-    dtype = compute_dtype(tokens)
-    size = block_rows(chosen.numel(), len(experts))
-    row_of_slot, slot_of_row, ends = dispatch(chosen, len(experts), size)
-    gate_up, down = stacked_weights(experts, dtype)
-    rows = _Dispatch.apply(tokens.to(dtype), row_of_slot, slot_of_row)  # [M, H]
-    # Zeros in the padding rows. In float16 an expert could turn a token that is not its own into infinity, and 0 times
-    # infinity is NaN in the weights' gradients.
-    rows = rows.masked_fill((slot_of_row == chosen.numel()).unsqueeze(1), 0.0)
-    blocks = rows.unflatten(0, (-1, size))  # [blocks, size, H]
-    first_row = torch.arange(0, len(rows), size, device=rows.device)
-    expert_of_block = (first_row >= ends.unsqueeze(1)).sum(dim=0)  # [blocks]
-    gate, up = _BlockProduct.apply(blocks, gate_up, expert_of_block).chunk(2, dim=-1)
-    routed = _BlockProduct.apply(F.silu(gate) * up, down, expert_of_block).flatten(0, 1)
-    return _Combine.apply(experts[0].dropout(routed), weights, row_of_slot, slot_of_row).type_as(tokens)
-
-
-def block_rows(n_slots: int, num_experts: int) -> int:
-    """Rows of a block of `blocked_experts`: a power of two.
-
-    Small blocks cost copies: the product needs the expert's weights for each. Large ones cost padding: one more block for
-    each expert. The sum is least at the root of COPY_ROWS * n_slots / num_experts, which is rounded down. 32,768 slots of
-    4 experts have 68 blocks of 512 rows: 6 % of the rows are padding, and the copies take an eighth of the time of the
-    products. 64 experts have 25 % more rows. Not measured on such a GPU.
-    """
-    return 1 << max(MIN_BLOCK_BITS, ((COPY_ROWS * n_slots // num_experts).bit_length() - 1) // 2)
-
-
-class _BlockProduct(torch.autograd.Function):
-    """Product of each block with its expert's weight: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows, weight, expert_of_block)
-        return rows @ weight[expert_of_block].transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        d_rows, d_weight = _block_gradients(grad.contiguous(), *ctx.saved_tensors)
-        return d_rows, d_weight, None
-
-
-# A custom operator, or the compiler would see that both passes copy the same weights for the blocks, and keep the copies
-# from forward to backward: a gigabyte for eight layers.
-@torch.library.custom_op("minimind::block_gradients", mutates_args=())
-def _block_gradients(
-    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
-    per_block = grad.transpose(1, 2) @ rows  # [blocks, O, I]
-    # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
-    is_of_expert = expert_of_block == torch.arange(len(weight), device=weight.device).unsqueeze(1)  # [E, blocks]
-    d_weight = is_of_expert.to(per_block.dtype) @ per_block.flatten(1)
-    return grad @ weight[expert_of_block], d_weight.view(weight.shape)
-
-
-@_block_gradients.register_fake
-def _(
-    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, expert_of_block: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
 
 
 def _rounded_up(n: Any, alignment: int) -> Any:

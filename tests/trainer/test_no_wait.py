@@ -73,11 +73,11 @@ def watched_run(**flags):
     ],
 )
 def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):
-    in_blocks = mock.Mock(wraps=ways.blocked_experts)
-    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
+    mix = mock.Mock(wraps=ways.grouped_experts)
+    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: mix)
     watch, run = watched_run(data_path=data, out_dir=tmp_path, dtype=dtype, optimizer=optimizer, **fields)
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"
     assert run.engine.scaler.is_enabled() == (dtype == "float16")
-    assert in_blocks.called == bool(fields)
+    assert mix.called == bool(fields)
     assert watch.waits == []

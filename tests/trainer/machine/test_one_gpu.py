@@ -117,7 +117,7 @@ def compiled(monkeypatch):
     return seen
 
 
-# Dense, and experts in blocks
+# Dense, and experts in the loop, as on a GPU without grouped products
 @pytest.mark.parametrize("use_moe, optimizer", [(0, "adamw"), pytest.param(1, "muon", marks=pytest.mark.slow)])
 def test_a_compiled_run_compiles_every_micro_batch(compiled, use_moe, optimizer, tmp_path, monkeypatch, capsys):
     """The last one of an epoch too. References: the plain run on the CPU, to rounding; the run that was not stopped, bit for bit."""
@@ -129,7 +129,7 @@ def test_a_compiled_run_compiles_every_micro_batch(compiled, use_moe, optimizer,
     assert not compiled.pinned
     on_cpu = len(compiled.backends)
 
-    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: ways.blocked_experts)
+    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: ways.looped_experts)
     capsys.readouterr()
     with simulated_cuda():
         whole = train(**flags, out_dir=tmp_path / "whole", device=None, epochs=2)
