@@ -7,6 +7,7 @@ pyarrow reads batch by batch. Rows are taken out one by one: a dictionary can ex
 import json
 import re
 from collections.abc import Iterator
+from numbers import Number
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -219,7 +220,9 @@ def _value(arrow: ModuleType, scalar: Any, bytes_left: list[int]) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """A text in a binary column; of images, dates and the like only what they are, which is no text."""
+    """A text in a binary column, a decimal; of images, dates and the like only what they are, which is no text."""
+    if isinstance(value, Number):
+        return float(value)  # type: ignore[arg-type]
     try:
         return value.decode()
     except (AttributeError, UnicodeDecodeError):

@@ -7,8 +7,9 @@ know them. An answer of weight 0 is read but not trained; an empty one gets 0 to
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
 
 from common.wording import counted, one_line
 from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, JsonObject, Shape, keys_of, messages_of, shape_of, take
@@ -26,14 +27,15 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "tool_response", "function_response", "ipython"), "tool"),
 }
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# 0 or false: the answer is not trained. Of OpenAI; ms-swift and XTuner; axolotl (two); others.
+# False by `truth_of`: the answer or line is not trained. Of OpenAI; ms-swift and XTuner; axolotl (two); others.
 WEIGHTS = ("weight", "loss", "train", "training", "trainable", "loss_mask", "output_with_loss")
 TOOL_FIELDS = ("tools", "functions")
 ARGUMENT_FIELDS = ("arguments", "parameters", "args")
 # false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
 DESIRABLE = ("label", "kto_tag")
-# {what these and WEIGHTS may say of a line: whether it is trained}
-YES_OR_NO = {"true": True, "desirable": True, "1": True, "false": False, "undesirable": False, "0": False}
+# {what these and WEIGHTS may say: whether it is trained}
+YES_OR_NO = {"true": True, "yes": True, "desirable": True, "false": False, "no": False, "undesirable": False}
+NUMBER = re.compile(r"\s*[+-]?(\d{1,20}\.?\d{0,20}|\.\d{1,20})(e[+-]?\d{1,3})?\s*", re.IGNORECASE)
 # types of the parts of a content
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
@@ -50,10 +52,42 @@ READ_AS, LEFT_OUT, FOLLOWED, PASSED_OVER = "read as", "left out", "followed", "p
 MAX_NOTES = 50
 
 
-def text_of_conversation(line: JsonObject, notes: Notes | None = None, shape: Shape | None = None) -> str:
+class FileForm(NamedTuple):
+    """Of the first lines of a file: the first one's shape; names in WEIGHTS with a measured number, as a loss of 0.7 is."""
+
+    shape: Shape | None = None
+    measured: Collection[str] = ()
+
+
+def form_of(lines: Iterable[JsonObject]) -> FileForm:
+    """That of a file whose first lines these are."""
+    shape: Shape | None = None
+    measured = set()
+    for line in lines:
+        shape = shape or shape_of(line)
+        turns = chain(*(value for value in line.values() if isinstance(value, list)))
+        for fields in (line, *(turn for turn in turns if isinstance(turn, dict))):
+            # Not "weight": one of 0 is none, whatever the others are.
+            numbers = [name for name in WEIGHTS[1:] if NUMBER.fullmatch(str(fields.get(name)))]
+            measured.update(name for name in numbers if truth_of(fields[name]) is None)
+    return FileForm(shape, measured)
+
+
+def truth_of(value: Any, may_be_number: bool = True) -> bool | None:
+    """Whether a field says yes or no, as a boolean, a 1 or 0 of any type, or a text of one; None: neither.
+
+    may_be_number: False where numbers mean something else.
+    """
+    text = str(value).strip().lower()
+    if NUMBER.fullmatch(text):
+        return {0.0: False, 1.0: True}.get(float(text)) if may_be_number else None
+    return YES_OR_NO.get(text)
+
+
+def text_of_conversation(line: JsonObject, notes: Notes | None = None, form: FileForm | None = None) -> str:
     """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" if the line is to be left out.
 
-    notes: gets what is to be said of the line. shape: that of the file's first line. Errors: BadLine.
+    notes: gets what is to be said of the line. form: of its file. Errors: BadLine.
     """
     # A flag or a score of such a name compares nothing.
     if any(isinstance(value, str | list | dict) and value and COMPARED.fullmatch(key) for key, value in line.items()):
@@ -70,29 +104,32 @@ def text_of_conversation(line: JsonObject, notes: Notes | None = None, shape: Sh
             'expected: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value '
             "(ShareGPT), instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
         )
+    shape, measured = form or FileForm()
     if shape not in (None, line_shape):
         raise BadLine("another shape", f"{name_of_shape(line_shape)}, where the first line has {name_of_shape(shape)}")
     notes = Counter() if notes is None else notes
     # What is read is taken out, so what remains is passed over.
     left = dict(line)
     for name in (*DESIRABLE, *WEIGHTS):
-        is_wanted = YES_OR_NO.get(str(left.get(name)).lower())
         # A label of 0 or 1 may be a class.
-        if is_wanted is None or (name == "label" and not isinstance(left[name], bool | str)):
+        is_wanted = truth_of(left.get(name), may_be_number=name not in ("label", *measured))
+        if is_wanted is None:
             continue
         del left[name]
         if not is_wanted:
             notes[LEFT_OUT, f"{name} false"] += 1
             return ""
     tools = _listed(take(left, TOOL_FIELDS), "tools")
-    trains_last_only = isinstance(left.get("mask_history"), bool) and left.pop("mask_history")
+    trains_last_only = truth_of(left.get("mask_history"))
+    if trains_last_only is not None:
+        del left["mask_history"]
     system = take(left, SYSTEM_FIELDS)
     read = line.keys() - left.keys()
     messages: list[JsonObject] = []
     remaining = [left]
     for number, message in enumerate(messages_of(left, line_shape), 1):
         left = dict(message) if isinstance(message, dict) else {}
-        messages.append(checked_message(left, number))
+        messages.append(checked_message(left, number, measured))
         if messages[-1]["role"] == "system" and not tools:
             tools = _listed(take(left, TOOL_FIELDS), f"message {number}: tools")
         read |= message.keys() - left.keys()
@@ -156,8 +193,8 @@ def conversation_text(text: str) -> str:
     return "\n".join(part for part in said if part)
 
 
-def checked_message(message: JsonObject, number: int) -> JsonObject:
-    """A message with only the fields that the template reads, which are taken out of `message`."""
+def checked_message(message: JsonObject, number: int, measured: Collection[str] = ()) -> JsonObject:
+    """A message with only the fields that the template reads, which are taken out of `message`. measured: see FileForm."""
     name = message.pop("role", None)
     role = ROLES.get(str(name).lower())
     if role is None:
@@ -173,12 +210,13 @@ def checked_message(message: JsonObject, number: int) -> JsonObject:
     if not all(isinstance(text, str) for text in [*texts, thoughts]):
         raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
     checked: JsonObject = {"role": role, "content": "".join(texts)}
+    truths = {name: truth_of(message.get(name), name not in measured) for name in WEIGHTS}
     # Only answers are trained, so a 1 elsewhere is passed over. Other values of these names, but of "weight", mean something else.
-    allowed = (0, 1) if role == "assistant" else (0,)
-    weights = [message.pop(name) for name in WEIGHTS if message.get(name) in allowed]
+    for name in [name for name, truth in truths.items() if truth is False or (truth and role == "assistant")]:
+        del message[name]
     if role != "assistant":
         return checked
-    if message.get("weight") is not None:
+    if str(message.get("weight") or "nan") != "nan":
         raise BadLine("bad message", f"message {number}: the weight {message['weight']!r:.60} is neither 0 nor 1")
     if match := THOUGHTS.match(checked["content"]):
         thoughts = thoughts or match[1]
@@ -189,7 +227,7 @@ def checked_message(message: JsonObject, number: int) -> JsonObject:
     if calls:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
     says_something = checked["content"].strip() or thoughts.strip() or calls
-    if 0 in weights or not says_something:
+    if False in truths.values() or not says_something:
         checked["weight"] = 0
     return checked
 

@@ -64,7 +64,7 @@ from dataset.tokenizing.tokenizer_files import lost_text
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
 # The same for the reading of chats
-CHAT_VERSION = 2
+CHAT_VERSION = 3
 # longer than the coarsest time stamps of a file system (2 s)
 TIMESTAMP_MARGIN_S = 3.0
 # minimum bytes of data files per process, if there are several
