@@ -1,5 +1,5 @@
 """`.parquet` and `.arrow` files (IPC files, and the streams that Hugging Face datasets saves): one document per row, which is
-the text of a column or, for chats, the row as a JSON object.
+the text of a column or, for chats and ANY_TEXT, the row as a JSON object.
 
 pyarrow reads batch by batch. Rows are taken out one by one: a dictionary can expand to more than fits in memory.
 """
@@ -16,8 +16,8 @@ from common.errors import DataError, optional_package
 from common.wording import one_line
 from dataset.reading import faults
 from dataset.reading.chat_forms import shape_of
-from dataset.reading.conversations import CONVERSATION
 from dataset.reading.faults import BadLine, RawDocument, check_column, too_long
+from dataset.reading.json_files import WHOLE_ROWS
 from dataset.reading.streams import Stream
 
 # pyarrow is optional and untyped: these names only show which of its classes is meant.
@@ -48,7 +48,7 @@ END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 
 
 def find_values(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:
-    """Yields (row number from 1, bytes of its text or fault); for CONVERSATION the bytes of a JSON object with all columns.
+    """Yields (row number from 1, bytes of its text or fault); for WHOLE_ROWS the bytes of a JSON object with all columns.
 
     pyarrow opens the file itself; `stream` is only moved along, to show progress as for other formats.
     Errors: DataError.
@@ -57,12 +57,12 @@ def find_values(stream: Stream, path: str, text_field: str) -> Iterator[RawDocum
     arrow = optional_package("pyarrow", f"to read {suffix}")
     size = Path(path).stat().st_size
     batches = _parquet_batches if suffix == ".parquet" else _ipc_batches
-    is_chat = text_field == CONVERSATION
+    is_whole = text_field in WHOLE_ROWS
     row = 0
     try:
-        for share, batch in batches(arrow, path, None if is_chat else text_field):
+        for share, batch in batches(arrow, path, None if is_whole else text_field):
             stream.seek(int(share * size))
-            for raw in _objects(arrow, batch) if is_chat else _texts(arrow, batch.column(text_field), text_field):
+            for raw in _objects(arrow, batch) if is_whole else _texts(arrow, batch, text_field):
                 row += 1
                 yield row, raw
     except BadLine as bad:
@@ -118,7 +118,7 @@ def _ipc_batches(arrow: ModuleType, path: str, text_field: str | None) -> Iterat
         schema = open_table(source).schema
         _check_schema(arrow, schema, path, text_field)
         source.seek(0)
-        columns = None if text_field is None else [schema.get_field_index(text_field)]
+        columns = text_field and [i for i, name in enumerate(schema.names) if f"{text_field}.".startswith(f"{name}.")]
         table = open_table(source, options=ipc.IpcReadOptions(included_fields=columns))
         if is_file:
             for i in range(table.num_record_batches):
@@ -149,6 +149,7 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
         return
     # A row, as far as the form of a chat shows in it
     row = {column.name: [""] if arrow.types.is_nested(column.type) else "" for column in schema}
+    schema = _flattened(schema.empty_table(), text_field).schema
     check_column(text_field, schema.names, path, is_chat=shape_of(row) is not None)
     column_type = schema.field(text_field).type
     value_type = column_type.value_type if arrow.types.is_dictionary(column_type) else column_type
@@ -158,12 +159,21 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
         )
 
 
+def _flattened(table: Any, text_field: str) -> Any:
+    """A table with the fields of structs, such as `translation.en`, as columns, as far down as `text_field` is."""
+    for _ in range(text_field.count(".")):
+        table.validate()
+        table = table.flatten()
+    return table
+
+
 # A text column is dangerous in two ways. A dictionary of one long text and a million indices expands to a million times
 # the size of the file, so texts are made row by row, never for a whole column. And pyarrow trusts the offsets and
 # indices in a file: a wrong one would read outside of the file's memory, and crash or return foreign bytes. So both are
 # validated before any value is read. UTF-8 is not (texts are viewed as bytes): one bad row would reject the whole file.
-def _texts(arrow: ModuleType, column: ArrowArray, text_field: str) -> Iterator[bytes | BadLine]:
+def _texts(arrow: ModuleType, batch: ArrowBatch, text_field: str) -> Iterator[bytes | BadLine]:
     """Yields the bytes of each text, or a fault."""
+    column: ArrowArray = _flattened(arrow.Table.from_batches([batch]), text_field).column(text_field).chunk(0)
     is_dictionary = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_dictionary else column
     values = values.view(BYTES_TYPES.get(str(values.type), values.type))
@@ -221,9 +231,7 @@ def _value(arrow: ModuleType, scalar: Any, bytes_left: list[int]) -> Any:
 
 def _as_json(value: Any) -> Any:
     """A text in a binary column, a decimal; of images, dates and the like only what they are, which is no text."""
-    if isinstance(value, Number):
-        return float(value)  # type: ignore[arg-type]
     try:
-        return value.decode()
+        return float(value) if isinstance(value, Number) else value.decode()  # type: ignore[arg-type]
     except (AttributeError, UnicodeDecodeError):
         return {"type": type(value).__name__}

@@ -15,12 +15,12 @@ LISTS = ("conversations", "messages", "conversation", "dialog", "dialogue", "cha
 SPEAKERS = ("role", "from", "speaker")
 CONTENTS = ("content", "value", "text")
 QUESTIONS = (
-    "instruction", "question", "query", "prompt", "problem", "input", "inputs", "human", "user", "指令", "问题", "问", "输入",
+    "instruction", "question", "query", "prompt", "problem", "input", "inputs", "human", "user", "q", "指令", "问题", "问", "输入",
 )  # fmt: skip
 # the second part of a question
 CONTEXTS = ("input", "context", "输入")
 ANSWERS = (
-    "output", "response", "solution", "answer", "completion", "target", "targets", "assistant", "bot",
+    "output", "response", "solution", "answer", "completion", "target", "targets", "assistant", "bot", "a",
     "回答", "答案", "答", "输出",
 )  # fmt: skip
 SYSTEM_FIELDS = ("system", "system_prompt")

@@ -1,14 +1,24 @@
 """`.csv` and `.tsv` files: a header that names the columns, then one document per row. Python's csv module parses rows,
 so a quoted field may hold commas, quotes and line breaks; this file bounds rows and reports faults.
+
+A document is the text of a column or, for chats and ANY_TEXT, the row as a JSON object.
 """
 
 import csv
+import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
+from dataset.reading.chat_forms import shape_of
 from dataset.reading.faults import BadLine, RawDocument, check_column, too_long
+from dataset.reading.json_files import WHOLE_ROWS
 from dataset.reading.streams import BOM, LineReader, Stream
+
+# A short text that is no number and no sentence
+NAME = re.compile(r"(?![+-]?\d).{0,40}(?<![.!?。！？])")
 
 
 # `next` asks the csv module for a row, and the module pulls the row's lines from `lines_of_row`: several, if a quoted
@@ -62,16 +72,42 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
                 raise DataError(f"{path}:{first_line}: {fault.args[1]}")
             reader = None
             yield first_line, fault
-        elif not row or (len(row) == 1 != len(names) and row[0].isspace()):
+            continue
+        if not row or (len(row) == 1 != len(names) and row[0].isspace()):
             # A blank line is an empty row, or a single field of white space.
             continue
-        elif not names:
-            names = row
-            check_column(text_field, names, f"{path}:{first_line}")
-        elif len(row) != len(names):
+        if not names:
+            names = _names_of(row, text_field, f"{path}:{first_line}")
+            if names is row:
+                continue
+        if len(row) != len(names):
             # A comma in an unquoted text gives an extra field: the text would silently be cut off.
             reason = f"{len(row)} fields where the header has {len(names)}"
             yield first_line, BadLine("wrong number of fields", reason)
         else:
+            if text_field in WHOLE_ROWS:
+                fields = {name: value for name, value in zip(names, row, strict=True) if name}
+                text = json.dumps(fields, ensure_ascii=False)
+            else:
+                text = row[names.index(text_field)]
             # surrogateescape restores bytes that are not UTF-8.
-            yield first_line, row[names.index(text_field)].encode("utf-8", "surrogateescape")
+            yield first_line, text.encode("utf-8", "surrogateescape")
+
+
+def _names_of(first_row: list[str], text_field: str, where: str) -> list[str]:
+    """The names of the columns: the first row, or their numbers from 1 if `text_field` is one. Errors: DataError."""
+    names = first_row
+    if text_field in WHOLE_ROWS:
+        # The most frequent name: two columns would be one field.
+        text_field = max(filter(None, names), key=Counter(names).__getitem__, default=names[0])
+    elif text_field.isdecimal() and text_field not in names:
+        names = [str(number + 1) for number in range(len(first_row))]
+    check_column(text_field, names, where, is_chat=shape_of(dict.fromkeys(names[:100], "")) is not None)
+    # A header is neither lost nor trained.
+    if names is not first_row and len({*first_row}) == len(names) and all(map(NAME.fullmatch, first_row)):
+        header = first_row[names.index(text_field)]
+        raise DataError(
+            f"{where}: looks like a header, and --text_field {text_field} is for tables without: name the column "
+            f"({header!r}), or put a header above it if it is none"
+        )
+    return names

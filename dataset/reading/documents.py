@@ -26,7 +26,7 @@ from dataset.reading.chat_forms import JsonObject, shape_of
 from dataset.reading.conversations import CONVERSATION, FileForm, Notes, add_notes, conversation_text, form_of
 from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import BadLine, BadLines, Fault, RawDocument, skip_or_raise, text_of, too_long
-from dataset.reading.file_kinds import CORPORA, kind_of
+from dataset.reading.file_kinds import kind_of
 from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
 from dataset.reading.settings import BLANK, LINES, PARAGRAPHS, SAMPLE
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
@@ -126,34 +126,35 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
     """The blocks of a file in order, each of about `max_bytes` at most. document_end: as in `read_documents`. Errors: DataError."""
     kind = kind_of(path)
     has_chats = text_field == CONVERSATION
-    if has_chats and kind.suffix not in (*CORPORA, ".json"):
+    if has_chats and kind.is_text:
         raise DataError(
-            f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed, .parquet and .arrow; name "
-            "those alone, by their own paths or by a pattern"
+            f"{path}: conversations are read from .jsonl, .ndjson, .json, .csv and .tsv files, also compressed, .parquet and "
+            ".arrow; name those alone, by their own paths or by a pattern"
         )
     find = _format_of(path, document_end).find
-    raw_documents: list[RawDocument] = []
     form = FileForm()
-    size = 0
     done = 0
     # stream: decompressed bytes. file: the file on disk, whose position shows progress.
     with open_stream(path, kind.compression) as (stream, file):
         faults.refuse_other_content(stream.peek(64)[:64], path)
-        for line, raw in find(stream, str(path), text_field):
-            raw_documents.append((line, raw))
-            if isinstance(raw, bytes):
-                size += len(raw)
-            if size >= max_bytes or len(raw_documents) >= BLOCK_DOCUMENTS:
-                if has_chats and form.shape is None:
-                    form = form_of(_objects_of(raw_documents))
-                yield Block(path, raw_documents, file.tell() - done, document_end, form)
-                raw_documents = []
-                size = 0
-                done = file.tell()
-        if raw_documents:
+        documents = find(stream, str(path), text_field)
+        while raw_documents := _next_documents(documents, max_bytes):
             if has_chats and form.shape is None:
                 form = form_of(_objects_of(raw_documents))
             yield Block(path, raw_documents, file.tell() - done, document_end, form)
+            done = file.tell()
+
+
+def _next_documents(documents: Iterator[RawDocument], max_bytes: int) -> list[RawDocument]:
+    """Those of the next block."""
+    taken: list[RawDocument] = []
+    size = 0
+    for line, raw in documents:
+        taken.append((line, raw))
+        size += len(raw) if isinstance(raw, bytes) else 0
+        if size >= max_bytes or len(taken) >= BLOCK_DOCUMENTS:
+            break
+    return taken
 
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:

@@ -51,6 +51,8 @@ OTHER_CONTENT = {
     rb"PK\x03\x04": "a zip file, as those of Word, Excel and EPUB are; save its text as .txt, a table as .csv (UTF-8)",
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|\{\\rtf": "a file of Word or Excel; save its text as .txt, a table as .csv (UTF-8)",
 }
+# {whether these are chats: what to do where the field of the text is missing}
+ADVICE = {False: "--text_field names another one", True: "these are conversations, which train_sft.py reads"}
 # fault kind of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
@@ -83,10 +85,8 @@ def check_column(text_field: str, names: Sequence[str], where: str, is_chat: boo
     shown = ", ".join(name[:40] for name in names[:8])
     # Bytes of a .csv header that are not UTF-8 are lone surrogates here, which no terminal prints.
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
-    advice = "--text_field names another one"
-    if is_chat:
-        advice = "these are conversations, which train_sft.py reads"
-    elif "\0" in shown:
+    advice = ADVICE[is_chat]
+    if "\0" in shown:
         shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
         advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"

@@ -1,25 +1,29 @@
 """The text of a `.jsonl` line, with a reason for each kind of line that is no document; and `.json` files: an array of
 objects, or a sequence of objects (a single one, or lines that are really jsonl).
 
-`text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
-object. In an array of strings, each string is a text.
+`text_field` names the field of the text, `translation.en` one within an object; CONVERSATION instead selects the line's
+conversation, ANY_TEXT the unchanged object. In an array of strings, each string is a text.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from functools import reduce
 from itertools import islice
+from operator import getitem
 from typing import Any
 
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.chat_forms import LISTS, JsonObject, keys_of, shape_of
 from dataset.reading.conversations import CONVERSATION, FileForm, Notes, text_of_conversation
-from dataset.reading.faults import BadLine, RawDocument, not_utf8, too_long
+from dataset.reading.faults import ADVICE, BadLine, RawDocument, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # `text_field` for objects of any form, as in evaluation sets
 ANY_TEXT = "any text"
+# `text_field` for all columns of a table
+WHOLE_ROWS = (CONVERSATION, ANY_TEXT)
 
 CHUNK_BYTES = 1 << 18
 NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
@@ -55,12 +59,13 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, form: 
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
         text = text_of_conversation(fields, notes, form)
-    elif text_field in fields:
-        text = fields[text_field]
     else:
-        is_chat = shape_of(fields) is not None
-        advice = "these are conversations, which train_sft.py reads" if is_chat else "--text_field names another one"
-        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys_of(fields)}; {advice})")
+        try:
+            text = fields[text_field] if text_field in fields else reduce(getitem, text_field.split("."), fields)
+        except (KeyError, TypeError):
+            advice = ADVICE[shape_of(fields) is not None]
+            reason = f"no {text_field!r} in the object (its keys: {keys_of(fields)}; {advice})"
+            raise BadLine("no text", reason) from None
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
         raise BadLine(kind, f"{text_field!r} is {JSON_TYPES.get(type(text), 'a number')}, not a string")
@@ -85,7 +90,7 @@ def object_of_line(raw: bytes, text_field: str) -> JsonObject:
         json_type = JSON_TYPES.get(type(fields), "a number")
         raise BadLine("not an object", f"{json_type} where an object with a {text_field!r} is expected")
     if text_field == CONVERSATION:
-        fields = {name: _turns(value) if name in LISTS else value for name, value in fields.items()}
+        fields = {name: _turns(value) if name in (*LISTS, "history") else value for name, value in fields.items()}
     return fields
 
 

@@ -31,7 +31,7 @@ def text_split(value: str) -> str:
 class TextSettings(Settings):
     """data"""
 
-    text_field: str = setting("text", help="the field that holds the text")
+    text_field: str = setting("text", help="field of the text; a.b: within objects; 2: of tables without a header")
     skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
     text_suffixes: list[str] | None = setting(
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP

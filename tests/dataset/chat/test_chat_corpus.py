@@ -132,11 +132,11 @@ def test_each_start_tells_what_is_read_of_chats(tmp_path):
     assert whole_epoch(corpus)[1].n_targets == len(TOKENIZER.encode("Yes", add_special_tokens=False)) + 1
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+@pytest.mark.parametrize("name", ["a.txt", "a.py"])
 def test_other_kinds_of_files_are_refused(tmp_path, name):
     path = tmp_path / name
     path.write_text("a")
-    with pytest.raises(DataError, match="conversations are read from .jsonl, .ndjson and .json files"):
+    with pytest.raises(DataError, match="conversations are read from .jsonl, .ndjson, .json, .csv and .tsv"):
         corpus_of(path)
     with pytest.raises(DataError, match="conversations are read from"):
         corpus_of(write_chats(tmp_path / "b.jsonl", 3), val_path=str(path))

@@ -263,6 +263,21 @@ def test_a_line_of_another_shape_than_the_first_is_a_fault(tmp_path):
     assert fault.line == 4 and fault.reason == f"lists of messages (role, content), where the first line has {ALPACA}"
 
 
+@pytest.mark.parametrize("names", ["q,A", "instruction,output", "问题,回答", "Question,Answer"])
+def test_chats_of_a_table_are_in_the_columns_that_objects_have_as_fields(tmp_path, names):
+    """A column without a name, as pandas writes one, is left out; two of one name would be one field."""
+    path = tmp_path / "a.csv"
+    path.write_text(f',{names},history,weight\n0,Hi,Yes,[],0.0\n1,Hi,Yes,"[[""Hi"", ""Yes""]]",1.0\n', encoding="utf-8")
+    ((line, text),) = read_documents(path, CONVERSATION, notes=(notes := Counter()))
+    assert line == 3 and json.loads(text)["messages"] == [ASKED, SAID] * 2 and is_chat_file(path, "text")
+    assert report_of(notes)[1:] == ["left out: weight false (1 line)"]
+    with pytest.raises(DataError, match="no column 'text' .*; these are conversations, which train_sft.py reads"):
+        list(read_documents(path))
+    path.write_text(f"{names},{names}\n")
+    with pytest.raises(DataError, match="more than one column"):
+        list(read_documents(path, CONVERSATION))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json"])
 def test_files_are_read_as_those_of_text_are(tmp_path, name):
     """A fault has its line, and so has a conversation without messages."""

@@ -1,6 +1,7 @@
 """Every kind of data file, and its documents. References: csv, json and pyarrow, which hold a file whole, and the texts written."""
 
 import bz2
+import contextlib
 import csv
 import gzip
 import io
@@ -8,6 +9,7 @@ import json
 import lzma
 import re
 import shlex
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,7 +21,7 @@ from dataset.reading import documents, faults, json_files
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
 from dataset.reading.settings import PARAGRAPHS
-from tests.helpers import command_line
+from tests.helpers import command_line, write_records
 
 TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
 
@@ -258,6 +260,43 @@ def test_a_table_of_another_make_says_what_it_wants(tmp_path):
         (tmp_path / "a.csv").write_bytes(content)
         with pytest.raises(DataError, match=advice):
             list(read_documents(tmp_path / "a.csv"))
+
+
+def test_columns_of_a_table_without_a_header_have_numbers(tmp_path):
+    """Unless a header has that number as a name; a header that is there is neither lost nor trained."""
+    file = tmp_path / "a.csv"
+    for content, number, wanted in (
+        ('1,"Good, and cheap"\n2,Bad\n', "2", ["Good, and cheap", "Bad"]),
+        ("Go.,Va !\nRun.,Cours !\n", "1", ["Go.", "Run."]),
+        ("0,1\na,b\n", "1", ["b"]),
+        ("1,a\n", "3", r"no column '3' \(its columns: 1, 2;"),
+        ("1,a\n", "0", "no column '0'"),
+        ("id,Review Text\n1,a\n", "2", "a.csv:1: looks like a header.* name the column .'Review Text'"),
+    ):
+        file.write_text(content)
+        with pytest.raises(DataError, match=wanted) if isinstance(wanted, str) else contextlib.nullcontext():
+            assert texts_of(file, text_field=number) == wanted
+
+
+@pytest.mark.parametrize("kind", [".jsonl", "parquet", "file", "stream"])
+def test_a_field_within_objects_is_named_with_the_way_to_it(tmp_path, kind):
+    """References: the texts written, and null for a struct that is null. A name with a dot is one too."""
+    objects = [{"a": {"b": {"c": text}, "d": 1}, "x.y": "z"} for text in ("one", None, "", "two")]
+    file = tmp_path / f"a.{kind if kind == 'parquet' else 'arrow'}"
+    if kind == ".jsonl":
+        file = Path(write_records(tmp_path / "a.jsonl", [*objects, {"a": None}]))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        write_arrow(file, arrow.Table.from_pylist([*objects, {"a": None}]), kind)
+    bad = BadLines()
+    assert list(read_documents(file, "a.b.c", bad)) == [(1, "one"), (4, "two")]
+    assert bad.total == 2 and next(read_documents(file, "x.y")) == (1, "z")
+    for field, reason in (
+        ("a.b.e", "no (column )?'a.b.e' .*--text_field"),
+        ("a.b", "'a.b' is (an object|of type struct)"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            list(read_documents(file, field))
 
 
 def test_a_blank_line_of_a_table_is_no_row(tmp_path):
