@@ -7,9 +7,8 @@ know them. An answer of weight 0 is read but not trained; an empty one gets 0 to
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from common.wording import counted, one_line
 from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, JsonObject, Shape, keys_of, messages_of, shape_of, take
@@ -34,8 +33,12 @@ ARGUMENT_FIELDS = ("arguments", "parameters", "args")
 # false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
 DESIRABLE = ("label", "kto_tag")
 # {what these and WEIGHTS may say: whether it is trained}
-YES_OR_NO = {"true": True, "yes": True, "desirable": True, "false": False, "no": False, "undesirable": False}
-NUMBER = re.compile(r"\s*[+-]?(\d{1,20}\.?\d{0,20}|\.\d{1,20})(e[+-]?\d{1,3})?\s*", re.IGNORECASE)
+YES_OR_NO = dict.fromkeys(("true", "yes", "desirable", "1"), True) | dict.fromkeys(
+    ("false", "no", "undesirable", "0"), False
+)
+# In JSON, a field of WEIGHTS with a number besides 0 and 1: its numbers are measured, such as losses. Not "weight": one of 0 is
+# none, whatever the others are.
+MEASURED = re.compile(rb'"(%s)"\s*+:\s*+"?\s*+(?![01](\.0*)?[\s",}\]])[+-]?[\d.]' % "|".join(WEIGHTS[1:]).encode())
 # types of the parts of a content
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
@@ -52,42 +55,23 @@ READ_AS, LEFT_OUT, FOLLOWED, PASSED_OVER = "read as", "left out", "followed", "p
 MAX_NOTES = 50
 
 
-class FileForm(NamedTuple):
-    """Of the first lines of a file: the first one's shape; names in WEIGHTS with a measured number, as a loss of 0.7 is."""
-
-    shape: Shape | None = None
-    measured: Collection[str] = ()
-
-
-def form_of(lines: Iterable[JsonObject]) -> FileForm:
-    """That of a file whose first lines these are."""
-    shape: Shape | None = None
-    measured = set()
-    for line in lines:
-        shape = shape or shape_of(line)
-        turns = chain(*(value for value in line.values() if isinstance(value, list)))
-        for fields in (line, *(turn for turn in turns if isinstance(turn, dict))):
-            # Not "weight": one of 0 is none, whatever the others are.
-            numbers = [name for name in WEIGHTS[1:] if NUMBER.fullmatch(str(fields.get(name)))]
-            measured.update(name for name in numbers if truth_of(fields[name]) is None)
-    return FileForm(shape, measured)
-
-
 def truth_of(value: Any, may_be_number: bool = True) -> bool | None:
     """Whether a field says yes or no, as a boolean, a 1 or 0 of any type, or a text of one; None: neither.
 
     may_be_number: False where numbers mean something else.
     """
-    text = str(value).strip().lower()
-    if NUMBER.fullmatch(text):
-        return {0.0: False, 1.0: True}.get(float(text)) if may_be_number else None
-    return YES_OR_NO.get(text)
+    # pandas writes 1.0.
+    text = re.sub(r"\.0*$", "", str(value).strip().lower())
+    return YES_OR_NO.get(text) if may_be_number or text not in ("0", "1") else None
 
 
-def text_of_conversation(line: JsonObject, notes: Notes | None = None, form: FileForm | None = None) -> str:
+def text_of_conversation(
+    line: JsonObject, notes: Notes | None = None, shape: Shape | None = None, measured: Collection[str] = ()
+) -> str:
     """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" if the line is to be left out.
 
-    notes: gets what is to be said of the line. form: of its file. Errors: BadLine.
+    notes: gets what is to be said of the line. shape: that of the file's first line. measured: names of WEIGHTS whose numbers
+    are no truth values in this file, such as losses. Errors: BadLine.
     """
     # A flag or a score of such a name compares nothing.
     if any(isinstance(value, str | list | dict) and value and COMPARED.fullmatch(key) for key, value in line.items()):
@@ -104,7 +88,6 @@ def text_of_conversation(line: JsonObject, notes: Notes | None = None, form: Fil
             'expected: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}, from and value '
             "(ShareGPT), instruction and output (Alpaca), question and answer, prompt and completion, or another form of docs/sft.md",
         )
-    shape, measured = form or FileForm()
     if shape not in (None, line_shape):
         raise BadLine("another shape", f"{name_of_shape(line_shape)}, where the first line has {name_of_shape(shape)}")
     notes = Counter() if notes is None else notes
@@ -194,7 +177,7 @@ def conversation_text(text: str) -> str:
 
 
 def checked_message(message: JsonObject, number: int, measured: Collection[str] = ()) -> JsonObject:
-    """A message with only the fields that the template reads, which are taken out of `message`. measured: see FileForm."""
+    """A message with only the fields that the template reads, which are taken out of `message`. measured: as above."""
     name = message.pop("role", None)
     role = ROLES.get(str(name).lower())
     if role is None:

@@ -1,7 +1,6 @@
-"""`.csv` and `.tsv` files: a header that names the columns, then one document per row. Python's csv module parses rows,
-so a quoted field may hold commas, quotes and line breaks; this file bounds rows and reports faults.
-
-A document is the text of a column or, for chats and ANY_TEXT, the row as a JSON object.
+"""`.csv` and `.tsv` files: a header that names the columns, then one document per row, which is the text of a column or, for
+WHOLE_ROWS, the row as a JSON object. Python's csv module parses rows, so a quoted field may hold commas, quotes and line
+breaks; this file bounds rows and reports faults.
 """
 
 import csv
@@ -72,26 +71,22 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
                 raise DataError(f"{path}:{first_line}: {fault.args[1]}")
             reader = None
             yield first_line, fault
-            continue
-        if not row or (len(row) == 1 != len(names) and row[0].isspace()):
+        elif not row or (len(row) == 1 != len(names) and row[0].isspace()):
             # A blank line is an empty row, or a single field of white space.
             continue
-        if not names:
-            names = _names_of(row, text_field, f"{path}:{first_line}")
-            if names is row:
-                continue
-        if len(row) != len(names):
+        elif not names and (names := _names_of(row, text_field, f"{path}:{first_line}")) is row:
+            # a header
+            continue
+        elif len(row) != len(names):
             # A comma in an unquoted text gives an extra field: the text would silently be cut off.
             reason = f"{len(row)} fields where the header has {len(names)}"
             yield first_line, BadLine("wrong number of fields", reason)
+        elif text_field in WHOLE_ROWS:
+            fields = {name: value for name, value in zip(names, row, strict=True) if name}
+            yield first_line, json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogateescape")
         else:
-            if text_field in WHOLE_ROWS:
-                fields = {name: value for name, value in zip(names, row, strict=True) if name}
-                text = json.dumps(fields, ensure_ascii=False)
-            else:
-                text = row[names.index(text_field)]
             # surrogateescape restores bytes that are not UTF-8.
-            yield first_line, text.encode("utf-8", "surrogateescape")
+            yield first_line, row[names.index(text_field)].encode("utf-8", "surrogateescape")
 
 
 def _names_of(first_row: list[str], text_field: str, where: str) -> list[str]:
@@ -105,9 +100,6 @@ def _names_of(first_row: list[str], text_field: str, where: str) -> list[str]:
     check_column(text_field, names, where, is_chat=shape_of(dict.fromkeys(names[:100], "")) is not None)
     # A header is neither lost nor trained.
     if names is not first_row and len({*first_row}) == len(names) and all(map(NAME.fullmatch, first_row)):
-        header = first_row[names.index(text_field)]
-        raise DataError(
-            f"{where}: looks like a header, and --text_field {text_field} is for tables without: name the column "
-            f"({header!r}), or put a header above it if it is none"
-        )
+        advice = f"name the column ({first_row[int(text_field) - 1]!r}), or put a header above it if it is none"
+        raise DataError(f"{where}: looks like a header, and --text_field {text_field} is for tables without; {advice}")
     return names

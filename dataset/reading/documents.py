@@ -22,8 +22,8 @@ from typing import NamedTuple
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
-from dataset.reading.chat_forms import JsonObject, shape_of
-from dataset.reading.conversations import CONVERSATION, FileForm, Notes, add_notes, conversation_text, form_of
+from dataset.reading.chat_forms import Shape, shape_of
+from dataset.reading.conversations import CONVERSATION, MEASURED, Notes, add_notes, conversation_text
 from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import BadLine, BadLines, Fault, RawDocument, skip_or_raise, text_of, too_long
 from dataset.reading.file_kinds import kind_of
@@ -64,17 +64,12 @@ def is_chat_file(path: Path, text_field: str) -> bool:
     """True if the first object of a file has no text and is a conversation."""
     # Faults are reported when all lines are read. Some kinds of files have no chats.
     with contextlib.suppress(DataError, StopIteration):
-        for fields in _objects_of(next(split_into_blocks(path, CONVERSATION, 1 << 16)).raw_documents):
-            return text_field not in fields and shape_of(fields) is not None
+        for _, raw in next(split_into_blocks(path, CONVERSATION, BLOCK_BYTES)).raw_documents:
+            with contextlib.suppress(BadLine):
+                if isinstance(raw, bytes):
+                    fields = object_of_line(raw, CONVERSATION)
+                    return text_field not in fields and shape_of(fields) is not None
     return False
-
-
-def _objects_of(raw_documents: list[RawDocument]) -> Iterator[JsonObject]:
-    """Those of chats, without faults."""
-    for _, raw in raw_documents:
-        with contextlib.suppress(BadLine):
-            if isinstance(raw, bytes):
-                yield object_of_line(raw, CONVERSATION)
 
 
 def plain_texts(files: list[Path], text_field: str, skip_bad_lines: bool, document_end: str | None) -> Iterator[str]:
@@ -101,15 +96,17 @@ class Block:
     raw_documents: list[RawDocument]
     source_bytes: int  # bytes of the file that this block took, for progress
     document_end: str | None
-    # of chats: that of the file, and what is to be said of the lines, counted by `documents`
-    form: FileForm = FileForm()
+    # of chats: the shape of the file's first line, fields that are measured as far as it is read, and what is to be said of the
+    # lines, counted by `documents`
+    shape: Shape | None = None
+    measured: frozenset[str] = frozenset()
     notes: Notes = field(default_factory=Counter)
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
         """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
         decode = _format_of(self.path, self.document_end).text_of
         if text_field == CONVERSATION:
-            decode = partial(text_of_line, notes=self.notes, form=self.form)
+            decode = partial(text_of_line, notes=self.notes, shape=self.shape, measured=self.measured)
         for line, raw in self.raw_documents:
             try:
                 if isinstance(raw, BadLine):
@@ -132,29 +129,29 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
             ".arrow; name those alone, by their own paths or by a pattern"
         )
     find = _format_of(path, document_end).find
-    form = FileForm()
+    raw_documents: list[RawDocument] = []
+    shape: Shape | None = None
+    measured: frozenset[str] = frozenset()
+    size = 0
     done = 0
     # stream: decompressed bytes. file: the file on disk, whose position shows progress.
     with open_stream(path, kind.compression) as (stream, file):
         faults.refuse_other_content(stream.peek(64)[:64], path)
-        documents = find(stream, str(path), text_field)
-        while raw_documents := _next_documents(documents, max_bytes):
-            if has_chats and form.shape is None:
-                form = form_of(_objects_of(raw_documents))
-            yield Block(path, raw_documents, file.tell() - done, document_end, form)
-            done = file.tell()
-
-
-def _next_documents(documents: Iterator[RawDocument], max_bytes: int) -> list[RawDocument]:
-    """Those of the next block."""
-    taken: list[RawDocument] = []
-    size = 0
-    for line, raw in documents:
-        taken.append((line, raw))
-        size += len(raw) if isinstance(raw, bytes) else 0
-        if size >= max_bytes or len(taken) >= BLOCK_DOCUMENTS:
-            break
-    return taken
+        for line, raw in find(stream, str(path), text_field):
+            raw_documents.append((line, raw))
+            if isinstance(raw, bytes):
+                size += len(raw)
+                measured |= {match[1].decode() for match in MEASURED.finditer(raw)} if has_chats else set()
+                if has_chats and shape is None:
+                    with contextlib.suppress(BadLine):
+                        shape = shape_of(object_of_line(raw, text_field))
+            if size >= max_bytes or len(raw_documents) >= BLOCK_DOCUMENTS:
+                yield Block(path, raw_documents, file.tell() - done, document_end, shape, measured)
+                raw_documents = []
+                size = 0
+                done = file.tell()
+        if raw_documents:
+            yield Block(path, raw_documents, file.tell() - done, document_end, shape, measured)
 
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[RawDocument]:

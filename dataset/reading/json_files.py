@@ -7,7 +7,7 @@ conversation, ANY_TEXT the unchanged object. In an array of strings, each string
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import reduce
 from itertools import islice
 from operator import getitem
@@ -15,8 +15,8 @@ from typing import Any
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.chat_forms import LISTS, JsonObject, keys_of, shape_of
-from dataset.reading.conversations import CONVERSATION, FileForm, Notes, text_of_conversation
+from dataset.reading.chat_forms import LISTS, JsonObject, Shape, keys_of, shape_of
+from dataset.reading.conversations import CONVERSATION, Notes, text_of_conversation
 from dataset.reading.faults import ADVICE, BadLine, RawDocument, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
@@ -47,8 +47,10 @@ KINDS = {
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a true/false", type(None): "a null"}
 
 
-def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, form: FileForm | None = None) -> str | None:
-    """The text of a jsonl line, None for a blank one. notes, form: see text_of_conversation. Errors: BadLine."""
+def text_of_line(
+    raw: bytes, text_field: str, notes: Notes | None = None, shape: Shape | None = None, measured: Collection[str] = ()
+) -> str | None:
+    """The text of a jsonl line, None for a blank one. The last three: see text_of_conversation. Errors: BadLine."""
     # In joined files any line may start with a byte-order mark.
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
@@ -58,7 +60,7 @@ def text_of_line(raw: bytes, text_field: str, notes: Notes | None = None, form: 
         # Already decoded once, so it is UTF-8.
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
-        text = text_of_conversation(fields, notes, form)
+        text: Any = text_of_conversation(fields, notes, shape, measured)
     else:
         try:
             text = fields[text_field] if text_field in fields else reduce(getitem, text_field.split("."), fields)
