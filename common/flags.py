@@ -59,12 +59,14 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def boolean(text: str) -> bool:
     """Parse 1/0, true/false, yes/no or on/off; bool("False") would be true."""
-    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in values:
+    if text.lower() not in BOOLEANS:
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return values[text.lower()]
+    return BOOLEANS[text.lower()]
 
 
 # argparse options of a boolean flag: `--use_moe`, `--use_moe True`, `--use_moe 0` all work.

@@ -33,7 +33,7 @@ import yaml
 
 from common.errors import UserError
 from common.files import atomic_file, read_small
-from common.flags import SWITCH, Parser
+from common.flags import BOOLEANS, SWITCH, Parser
 
 CONFIG_HELP = "YAML or JSON file of settings, such as the {name}.settings.yaml of a run; flags override it"
 
@@ -56,6 +56,10 @@ def setting(
     is valid. first: --help shows it at the top.
     """
     options = {"help": help, "type": check or str, "choices": choices, "metavar": metavar}
+    if choices and "0" in choices:
+        # As sweeps write a 0: False
+        spellings = {word: str(int(value)) for word, value in BOOLEANS.items()}
+        options["type"] = lambda text: spellings.get(text.lower(), text)
     if several:
         options |= {"nargs": "+", "action": "extend"}
     metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}

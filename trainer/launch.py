@@ -22,8 +22,9 @@ from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads, processes_of, run_forked
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
+from trainer.reporting.reporter import check_tracker
 from trainer.saving.run_folder import check_writable, release_locks, take_lock
-from trainer.settings import DividedMachineSettings, MachineSettings
+from trainer.settings import DividedMachineSettings, MachineSettings, OutputSettings
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
@@ -82,6 +83,8 @@ def launch(
                     )
             ranks, device = join()
             compare_settings(ranks, settings)
+            if isinstance(settings, OutputSettings) and settings.tracker != "none":
+                on_main(ranks, partial(check_tracker, settings.tracker))
             exit_code = train(settings, RunContext(ranks, device, signals, command, notices, caller))
             # After an error this is not reached, and the other ranks would not reach it either.
             if dist.is_initialized() and not has_group:

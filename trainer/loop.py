@@ -138,7 +138,7 @@ class Trainer:
         self.saver.checkpoints.start_thread()
         # The tracker comes before the files: if it fails, nothing has been moved.
         if self.settings.tracker != "none":
-            self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)
+            self.reporter.open_tracker(self.settings, files.stem, self.progress.tracker_ids)
         if not is_resumed:
             self.saver.set_aside_earlier_run()
         write_settings(files.settings, Path(f"{files.stem}.settings.yaml"))

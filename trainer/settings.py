@@ -151,7 +151,7 @@ class OutputSettings(Settings):
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
     tracker: str = setting("none", choices=("none", "wandb", "swanlab", "trackio"), help="also log to this tracker")
     use_wandb: bool = switch(False, help="same as --tracker wandb (WANDB_MODE=offline needs no network)")
-    wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
+    wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker (WANDB_PROJECT)")
 
     def check(self) -> None:
         if self.use_wandb and self.tracker not in ("none", "wandb"):
@@ -188,3 +188,4 @@ class RunSettings(Protocol):
     report: bool
     tracker: str
     wandb_project: str
+    user_set: frozenset[str]

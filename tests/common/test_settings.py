@@ -128,6 +128,14 @@ def test_flags_win_over_the_file(tmp_path):
     assert settings.data_path == ["a", "b", "c"], "a flag of several values may come several times"
 
 
+def test_what_may_be_auto_0_or_1_takes_the_words_of_a_switch_as_sweeps_write_them():
+    for words, value in ((("False", "no", "OFF", "0"), "0"), (("True", "yes", "on", "1"), "1"), (("auto",), "auto")):
+        for word in words:
+            settings = PretrainSettings.parse(["--use_compile", word, f"--cuda_graphs={word}"])
+            assert (settings.use_compile, settings.cuda_graphs) == (value, value)
+    assert PretrainSettings.words_of({"use_compile": False}) == ["--use_compile=False"]
+
+
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"task": "cola", "data_dir": "there", "warmup_share": 0.25, "device": null}')

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError, optional_package
+from common.errors import library_errors, optional_package
 from common.files import atomic_file
 from common.wording import announce, without_passwords
 from trainer.calls import OnLog
@@ -22,6 +22,22 @@ from trainer.settings import RunSettings
 
 # Reporter.say, or a replacement
 Say = Callable[[str], None]
+# {tracker: variables by which the user decides a run's project, name, resume, id and folder}; Trackio has none
+VARIABLES = {
+    "wandb": ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RESUME", "WANDB_RUN_ID", "WANDB_DIR"),
+    "swanlab": ("SWANLAB_PROJ_NAME", "SWANLAB_EXP_NAME", "SWANLAB_RESUME", "SWANLAB_RUN_ID", "SWANLAB_LOG_DIR"),
+    "trackio": ("", "", ""),
+}
+# values of WANDB_MODE and SWANLAB_MODE that need no login
+WITHOUT_LOGIN = ("offline", "disabled", "dryrun", "local")
+
+
+def check_tracker(kind: str) -> None:
+    """Ask for the package of a tracker, and for the login, before data is read. Errors: UserError."""
+    module = optional_package(kind, f"for --tracker {kind}")
+    if kind != "trackio" and os.environ.get(f"{kind.upper()}_MODE") not in WITHOUT_LOGIN:
+        with library_errors(f"--tracker {kind}: {kind.upper()}_MODE=offline needs neither account nor network"):
+            module.login()
 
 
 class Reporter:
@@ -79,30 +95,26 @@ class Reporter:
             except OSError as error:
                 self.say(f"warning: {self.file.name}: {error.strerror}: lines are missing there; training continues")
 
-    def open_tracker(self, settings: RunSettings, name: str, run_ids: dict[str, str | None]) -> None:
+    def open_tracker(self, settings: RunSettings, stem: Path, run_ids: dict[str, str | None]) -> None:
         """Start a run in Weights & Biases, or in SwanLab or Trackio, which have its interface, or continue that of `run_ids`.
 
-        run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError if the package is missing or refuses.
+        stem: of the run's files. run_ids: {tracker: id by which a resume finds its run}; set here.
+        Errors: UserError if the package is missing or refuses.
         """
         kind = settings.tracker
         module = optional_package(kind, f"for --tracker {kind}")
         known = run_ids.get(kind)
         # Trackio knows a run by its name alone.
-        of_run = (
-            {"name": known or f"{name}-{secrets.token_hex(3)}"} if kind == "trackio" else {"name": name, "id": known}
-        )
-        try:
-            run = module.init(
-                project=settings.wandb_project,
-                **of_run,
-                resume="allow",
-                config=publishable(settings.values()),
-            )
-        # Each package raises its own kinds of errors.
-        except Exception as error:
-            hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
-            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
-        self.tracker, run_ids[kind] = module, of_run["name"] if kind == "trackio" else run.id
+        name = stem.name if kind != "trackio" else known or f"{stem.name}-{secrets.token_hex(3)}"
+        options = {"project": settings.wandb_project, "name": name, "resume": "allow", "id": known}
+        options |= {"dir": str(stem.parent)} if kind == "wandb" else {"logdir": str(stem.parent / "swanlog")}
+        pairs = zip(options.items(), VARIABLES[kind], strict=False)
+        options = dict(option for option, variable in pairs if not os.environ.get(variable))
+        if "wandb_project" in settings.user_set:
+            options["project"] = settings.wandb_project
+        with library_errors(f"--tracker {kind}"):
+            run = module.init(**options, config=publishable(settings.values()))
+        self.tracker, run_ids[kind] = module, name if kind == "trackio" else run.id
 
     def say(self, text: str) -> None:
         if self.is_main:

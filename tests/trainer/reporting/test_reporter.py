@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
-from tests.helpers import losses, records, train
+from tests.helpers import losses, records, train, write_texts
 from trainer.job import Progress
 from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.reporter import Reporter, Stopwatch
@@ -117,19 +117,42 @@ def test_trackio_finds_the_run_of_a_resume_by_its_name(monkeypatch):
     settings = PretrainSettings.parse(["--tracker", "trackio"])
     run_ids = {}
     for ids in (run_ids, run_ids, {}):
-        Reporter(is_main=True).open_tracker(settings, "run", ids)
+        Reporter(is_main=True).open_tracker(settings, Path("run"), ids)
     first, resumed, other = (call.kwargs["name"] for call in init.call_args_list)
     assert first == resumed == run_ids["trackio"] != other and first.startswith("run-")
 
 
+@pytest.mark.parametrize("kind, project, name", [("wandb", "PROJECT", "NAME"), ("swanlab", "PROJ_NAME", "EXP_NAME")])
+def test_what_the_environment_says_is_left_to_the_package(kind, project, name, tmp_path, monkeypatch):
+    """Except a project that a flag names. Its folder is beside the run's files, not in the current one."""
+    module, told = mock.MagicMock(), []
+    monkeypatch.setitem(sys.modules, kind, module)
+    variables = [f"{kind.upper()}_{end}" for end in (project, name, "RUN_ID", "RESUME", "DIR", "LOG_DIR")]
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    for flags in ([], [], ["--wandb_project", "mine"]):
+        settings = PretrainSettings.parse(["--tracker", kind, *flags])
+        Reporter(is_main=True).open_tracker(settings, tmp_path / "run", {kind: "abc"})
+        told.append({option: value for option, value in module.init.call_args.kwargs.items() if option != "config"})
+        for variable in variables:
+            monkeypatch.setenv(variable, "theirs")
+    folder = {"dir": str(tmp_path)} if kind == "wandb" else {"logdir": str(tmp_path / "swanlog")}
+    all_of_it = {"project": "MiniMind-Pretrain", "name": "run", "id": "abc", "resume": "allow", **folder}
+    assert told == [all_of_it, {}, {"project": "mine"}]
+
+
 @pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
-def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
-    settings = PretrainSettings.parse(["--tracker", kind])
-    refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
-    for module, said in ((None, f"pip install {kind}"), (refusing, f"--tracker {kind}: no account log in first")):
+def test_a_package_that_is_missing_or_refuses_ends_the_run_before_it_tokenises(kind, tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    data = write_texts(tmp_path / "a.jsonl", ["some text"])
+    refused = RuntimeError("no account\n  log in first")
+    refusing = mock.MagicMock(**{"login.side_effect": refused, "init.side_effect": refused})
+    for module, said in ((None, f"pip install {kind}"), (refusing, f"--tracker {kind}.*: no account log in first")):
         monkeypatch.setitem(sys.modules, kind, module)
         with pytest.raises(UserError, match=said):
-            Reporter(is_main=True).open_tracker(settings, "run", {})
+            train(data_path=data, out_dir=tmp_path, tracker=kind)
+        # Trackio needs no login.
+        assert (tmp_path / ".token_store").exists() == (kind == "trackio" and module is refusing)
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
