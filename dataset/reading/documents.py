@@ -96,8 +96,8 @@ class Block:
     raw_documents: list[RawDocument]
     source_bytes: int  # bytes of the file that this block took, for progress
     document_end: str | None
-    # of chats: the shape of the file's first line, fields that are measured as far as it is read, and what is to be said of the
-    # lines, counted by `documents`
+    # of chats: the shape of the file's first line, its measured fields, and what is to be said of the lines, counted by
+    # `documents`
     shape: Shape | None = None
     measured: frozenset[str] = frozenset()
     notes: Notes = field(default_factory=Counter)
@@ -141,7 +141,8 @@ def split_into_blocks(path: Path, text_field: str, max_bytes: int, document_end:
             raw_documents.append((line, raw))
             if isinstance(raw, bytes):
                 size += len(raw)
-                measured |= {match[1].decode() for match in MEASURED.finditer(raw)} if has_chats else set()
+                # In the first block
+                measured |= {match[1].decode() for match in MEASURED.finditer(raw)} if has_chats and not done else set()
                 if has_chats and shape is None:
                     with contextlib.suppress(BadLine):
                         shape = shape_of(object_of_line(raw, text_field))
