@@ -121,19 +121,14 @@ def test_a_value_is_the_text_that_stands_there(content, given, tmp_path):
 
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\n")
+    path.write_text(
+        "batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\nuse_compile: False\n"
+    )
     paths = ["--data_path", "a", "b", "--data_path", "c"]
-    settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), *paths])
+    settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), *paths, "--cuda_graphs", "on"])
     assert (settings.batch_size, settings.learning_rate, settings.pack, settings.use_moe) == (4, 3e-4, False, True)
+    assert (settings.use_compile, settings.cuda_graphs) == ("0", "1"), "as sweeps write what may be auto, 0 or 1"
     assert settings.data_path == ["a", "b", "c"], "a flag of several values may come several times"
-
-
-def test_what_may_be_auto_0_or_1_takes_the_words_of_a_switch_as_sweeps_write_them():
-    for words, value in ((("False", "no", "OFF", "0"), "0"), (("True", "yes", "on", "1"), "1"), (("auto",), "auto")):
-        for word in words:
-            settings = PretrainSettings.parse(["--use_compile", word, f"--cuda_graphs={word}"])
-            assert (settings.use_compile, settings.cuda_graphs) == (value, value)
-    assert PretrainSettings.words_of({"use_compile": False}) == ["--use_compile=False"]
 
 
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):

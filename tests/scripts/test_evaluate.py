@@ -1,6 +1,5 @@
 """scripts/evaluate.py: every task against brute force (a sequence a time, fp32, all logits), intervals."""
 
-import csv
 import json
 import math
 import random
@@ -40,17 +39,6 @@ def run(task, weight, data, out, *flags):
     return result, {name: metric["value"] for name, metric in result["metrics"].items()}
 
 
-def write_table(path, records):
-    if path.suffix == ".parquet":
-        arrow = pytest.importorskip("pyarrow")
-        write_arrow(path, arrow.Table.from_pylist(records), "parquet")
-        return
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, records[0], delimiter="\t")
-        writer.writeheader()
-        writer.writerows(records)
-
-
 @torch.no_grad()
 def brute_force(model, ids, start=1):
     """Sum of log P of ids[start:] given all before: one forward, no mask, no batch."""
@@ -65,11 +53,11 @@ def test_pairs_equal_brute_force(weight, tokenizer, tmp_path):
         words = sentence(generator).split()
         bad = sorted(words) if i % 2 else words[:-1]  # one sentence may begin with the other
         pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(bad) + "x"})
-    paths = [write_records(tmp_path / "kind0.jsonl", pairs[::3])]
-    for i, suffix in enumerate((".tsv", ".parquet"), 1):
-        paths.append(str(tmp_path / f"kind{i}{suffix}"))
-        write_table(Path(paths[-1]), pairs[i::3])
-    result, values = run("pairs", weight, "", tmp_path / "r", "--batch_tokens", "64", "--data_path", *paths)
+    paths = [tmp_path / f"kind{i}{suffix}" for i, suffix in enumerate((".jsonl", ".tsv", ".parquet"))]
+    write_records(paths[0], pairs[::3])
+    paths[1].write_text("".join("\t".join(row) + "\n" for row in (pairs[0], *(pair.values() for pair in pairs[1::3]))))
+    write_arrow(paths[2], pytest.importorskip("pyarrow").Table.from_pylist(pairs[2::3]), "parquet")
+    result, values = run("pairs", weight, "", tmp_path / "r", "--batch_tokens", "64", "--data_path", *map(str, paths))
     model, right = load_model(weight), []
     for pair in pairs:
         good, bad = (brute_force(model, encoder.encode([pair[f"sentence_{x}"]])[0][:-1]) for x in ("good", "bad"))

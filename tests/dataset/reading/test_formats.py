@@ -9,7 +9,6 @@ import json
 import lzma
 import re
 import shlex
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -267,7 +266,6 @@ def test_columns_of_a_table_without_a_header_have_numbers(tmp_path):
     file = tmp_path / "a.csv"
     for content, number, wanted in (
         ('1,"Good, and cheap"\n2,Bad\n', "2", ["Good, and cheap", "Bad"]),
-        ("Go.,Va !\nRun.,Cours !\n", "1", ["Go.", "Run."]),
         ("0,1\na,b\n", "1", ["b"]),
         ("1,a\n", "3", r"no column '3' \(its columns: 1, 2;"),
         ("1,a\n", "0", "no column '0'"),
@@ -278,16 +276,15 @@ def test_columns_of_a_table_without_a_header_have_numbers(tmp_path):
             assert texts_of(file, text_field=number) == wanted
 
 
-@pytest.mark.parametrize("kind", [".jsonl", "parquet", "file", "stream"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "file", "stream"])
 def test_a_field_within_objects_is_named_with_the_way_to_it(tmp_path, kind):
     """References: the texts written, and null for a struct that is null. A name with a dot is one too."""
-    objects = [{"a": {"b": {"c": text}, "d": 1}, "x.y": "z"} for text in ("one", None, "", "two")]
-    file = tmp_path / f"a.{kind if kind == 'parquet' else 'arrow'}"
-    if kind == ".jsonl":
-        file = Path(write_records(tmp_path / "a.jsonl", [*objects, {"a": None}]))
+    objects = [*({"a": {"b": {"c": text}, "d": 1}, "x.y": "z"} for text in ("one", None, "", "two")), {"a": None}]
+    file = tmp_path / f"a.{kind.replace('file', 'arrow').replace('stream', 'arrow')}"
+    if kind == "jsonl":
+        write_records(file, objects)
     else:
-        arrow = pytest.importorskip("pyarrow")
-        write_arrow(file, arrow.Table.from_pylist([*objects, {"a": None}]), kind)
+        write_arrow(file, pytest.importorskip("pyarrow").Table.from_pylist(objects), kind)
     bad = BadLines()
     assert list(read_documents(file, "a.b.c", bad)) == [(1, "one"), (4, "two")]
     assert bad.total == 2 and next(read_documents(file, "x.y")) == (1, "z")
