@@ -140,8 +140,13 @@ class Corpus:
         """(documents that are held out whole, the one whose end is held out), see `split_of`."""
         stores = self.stores if self.sources[0].shares is not None else []
         source = np.searchsorted(np.cumsum([len(store) for store in stores]), self.documents, side="right")
-        lengths, hashes = self._lengths(encoder, self.documents), self.store.doc_hash[self.documents]
-        whole, longest = split_of(hashes, lengths, source, fraction, encoder.can_hold_out_part)
+        hashes = self.store.doc_hash[self.documents]
+        # Texts that differ in line ends or outer blanks stay together.
+        _, text = np.unique(self.store.copy_hash[self.documents], return_inverse=True)
+        lowest = np.full(len(text), np.iinfo(np.uint64).max)
+        np.minimum.at(lowest, text, hashes)
+        lengths = self._lengths(encoder, self.documents)
+        whole, longest = split_of(lowest[text], lengths, source, fraction, encoder.can_hold_out_part)
         return self.documents[whole], None if longest is None else int(self.documents[longest])
 
     def _hold_out(self, encoder: DocumentEncoder, fraction: float) -> Ints:
@@ -188,7 +193,7 @@ class Corpus:
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are also in the training data. Errors: DataError if all of them are."""
-        shared = int(np.isin(val_store.doc_hash, self.store.doc_hash[self.documents]).sum())
+        shared = int(np.isin(val_store.copy_hash, self.store.copy_hash[self.documents]).sum())
         total = len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
