@@ -76,8 +76,8 @@ def rensa_library() -> ModuleType:
 def near_copies_version() -> list[object]:
     """Everything except the texts that decides which documents are near copies: part of cache keys."""
     version = rensa_library().RMinHash.ALGORITHM_VERSION
-    long = [DISTINCT, LONG_SHINGLE, LONG_SLOTS, LONG_FROM]
-    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, version, *long]
+    of_long = [DISTINCT, LONG_SHINGLE, LONG_SLOTS, LONG_FROM]
+    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, version, *of_long]
 
 
 def exact_copies(doc_hash: Ints) -> Copies:
@@ -94,7 +94,6 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
     scratch: folder for the signatures, of 480 bytes per document; None: the system's.
     Errors: DataError, if the library is not installed; OSError.
     """
-    rensa_library()
     n = len(exact.of)
     if not n:
         return exact

@@ -50,8 +50,8 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
-        has_copy_hash = "copy_hash.bin" in meta["sha256"]
-        self.copy_hash = self._map("copy_hash.bin", "uint64", meta["documents"]) if has_copy_hash else self.doc_hash
+        of_copies = "copy_hash.bin" if "copy_hash.bin" in meta["sha256"] else "doc_hash.bin"
+        self.copy_hash = self._map(of_copies, "uint64", meta["documents"])
         # digest of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]

@@ -34,8 +34,7 @@ def rows_targets(corpus: Corpus) -> Ints:
 class HeadSampler:
     """Draws the ids of each row. A row always draws the same: micro-batches and ranks change nothing, and a resume draws as the run did.
 
-    targets: of `rows_targets`. n_ids: of a row, its targets included; one with as many targets takes more. tells: of such a row, once.
-    Errors: UserError.
+    targets: of `rows_targets`. n_ids: of a row, its targets included; one with as many targets takes more. tells: of such a row, once. Errors: UserError.
     """
 
     def __init__(self, targets: Ints, vocab_size: int, n_ids: int, seed: int, tells: bool = False) -> None:
@@ -57,9 +56,8 @@ class HeadSampler:
                 f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row, which takes {max(sizes):,} ids; others like "
                 "it will take more too; FLOP are counted as if they did not"
             )
-        columns = (torch.from_numpy(np.concatenate(each)).to(targets.device) for each in zip(*samples, strict=True))
-        ids, log_counts, positions = columns
-        return HeadSample(ids, log_counts, positions.view(targets.shape), sizes)
+        flat = [torch.from_numpy(np.concatenate(each)).to(targets.device) for each in zip(*samples, strict=True)]
+        return HeadSample(flat[0], flat[1], flat[2].view(targets.shape), sizes)
 
     def _sample(self, targets: Ints) -> tuple[Ints, np.ndarray, Ints]:
         """targets [T] -> a row of each field of HeadSample."""
