@@ -26,9 +26,8 @@ from common.errors import optional_package
 from dataset.arrays import Ints
 
 SHINGLE = 5
-# Independent texts of a few letters (DNA, music) share most shingles, since there are not many. Texts in which less than DISTINCT of
-# all shingles are distinct must share long ones too: LONG_SLOTS numbers of them, of which LONG_FROM are equal. An edit changes four
-# times as many of these, so copies of NEAR_FROM have about a quarter, and independent texts hardly any.
+# Independent texts of few letters (DNA, music) share most shingles. Those with less than this share of distinct ones must share long
+# ones too: LONG_FROM of LONG_SLOTS numbers. Copies by scattered edits share about a quarter of these, independent texts hardly any.
 DISTINCT = 0.6
 LONG_SHINGLE = 20
 LONG_SLOTS = 64

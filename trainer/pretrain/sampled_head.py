@@ -53,8 +53,7 @@ class HeadSampler:
         if self.tells and max(sizes) > self.n_ids:
             self.tells = False
             announce(
-                f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row, which takes {max(sizes):,} ids; others like "
-                "it will take more too; FLOP are counted as if they did not"
+                f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row, which takes {max(sizes):,} ids; FLOP are counted without"
             )
         flat = [torch.from_numpy(np.concatenate(each)).to(targets.device) for each in zip(*samples, strict=True)]
         return HeadSample(flat[0], flat[1], flat[2].view(targets.shape), sizes)
