@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.arrays import Ints
+from dataset.arrays import Bools, Ints
 from dataset.batches import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
@@ -27,8 +27,8 @@ from dataset.tokenizing.encoder import DocumentEncoder
 SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-# Of fewer documents the end of the longest (at most MAX_PART of it, at least MIN_PART_TOKENS) is held out, if hashes hold out
-# MAX_RATIO times the share that is asked for, or 1 / MAX_RATIO of it.
+# Hashes decide, unless they hold out over MAX_RATIO times the share that is asked for, or less than 1 / MAX_RATIO of it. Then it is
+# made up by the end of the longest document, at most MAX_PART of it; of fewer than MIN_DOCUMENTS that end is all of it.
 MIN_DOCUMENTS, MAX_PART, MIN_PART_TOKENS, MAX_RATIO = 200, 0.9, 16, 2
 
 
@@ -36,7 +36,7 @@ class Corpus:
     """Tokenises new data, opens the token stores and plans epochs.
 
     data_path: paths, each with or without a share (`a.jsonl:0.7`), or sources. val_path: one or several paths of
-    separate validation documents; val_fraction: share of the documents that is held out by hash. deduplicate: as the
+    separate validation documents; val_fraction: share of the text that is held out, see `split_of`. deduplicate: as the
     flag; documents of val_path keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
     reading, progress: see `open_or_build`.
     `notices`: lines on the data for the user.
@@ -95,8 +95,10 @@ class Corpus:
         # validation documents and their store, with --val_fraction `store` itself; None: no validation
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
-        # The document whose last part is held out, and nothing else: its number on disk
+        # The document whose last part is held out: its number on disk
         self.split_document: int | None = None
+        # The same; "whole texts", if others than by hash are held out; None: by hash
+        self.held_out_part: int | str | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_store(paths)
@@ -110,7 +112,7 @@ class Corpus:
             self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
         self.notices += notices_on_texts(files, reading.split_text or encoder.document_end)
         # Earlier runs split single texts alone: one that held out whole texts of several does not go on with a part.
-        self.part_layout = {"held-out part": self.split_document} if sum(map(len, stores)) > 1 else {}
+        self.part_layout = {"held-out part": self.held_out_part} if sum(map(len, stores)) > 1 else {}
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
@@ -129,32 +131,53 @@ class Corpus:
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
+    def _lengths(self, encoder: DocumentEncoder, documents: Ints) -> Ints:
+        """Tokens of some documents; of conversations those in a row, since what exceeds it is cut off."""
+        lengths = np.diff(self.store.offsets)[documents]
+        return lengths if encoder.can_hold_out_part else np.minimum(lengths, self.max_seq_len)
+
+    def split(self, encoder: DocumentEncoder, fraction: float) -> tuple[Ints, int | None]:
+        """(documents that are held out whole, the one whose end is held out), see `split_of`."""
+        stores = self.stores if self.sources[0].shares is not None else []
+        source = np.searchsorted(np.cumsum([len(store) for store in stores]), self.documents, side="right")
+        hashes = self.store.doc_hash[self.documents]
+        # Texts that differ in line ends or outer blanks stay together.
+        _, text = np.unique(self.store.copy_hash[self.documents], return_inverse=True)
+        lowest = np.full(len(text), np.iinfo(np.uint64).max)
+        np.minimum.at(lowest, text, hashes)
+        lengths = self._lengths(encoder, self.documents)
+        whole, longest = split_of(lowest[text], lengths, source, fraction, encoder.can_hold_out_part)
+        return self.documents[whole], None if longest is None else int(self.documents[longest])
+
     def _hold_out(self, encoder: DocumentEncoder, fraction: float) -> Ints:
         """Take documents out of the training ones, and return them. Errors: DataError if these are none or all."""
-        if encoder.can_hold_out_part:
-            self.split_document = document_to_split(self.store, self.documents, fraction)
-        if self.split_document is not None:
-            n_tokens = int(np.diff(self.store.offsets)[self.documents].sum())
-            self.store = with_last_part(self.store, self.split_document, encoder, round(fraction * n_tokens))
-            self.documents += self.documents > self.split_document
-            held_out = np.array([self.split_document + 1])
-            part = int(np.diff(self.store.offsets)[held_out].sum())
-            self.notices.append(
-                f"note: too few texts to hold out whole ones: held out is the end of the longest, {counted(part, 'token')} "
-                f"({part / n_tokens:.1%})"
-            )
-            return held_out
-        hashes = self.store.doc_hash[self.documents]
-        self.documents, held_out = split_by_hash(self.store, self.documents, fraction)
-        if not 0 < len(held_out) < len(hashes):
+        documents, hashes = self.documents, self.store.doc_hash[self.documents]
+        whole, self.split_document = self.split(encoder, fraction)
+        self.held_out_part = self.split_document
+        if self.split_document is None and len(whole) in (0, len(hashes)):
             lowest = np.unique(hashes)[:2] / 2.0**64
             # Between the first two, one is held out.
             advice = f"give {lowest.mean():.3g}" if len(lowest) > 1 else "add other texts"
             raise DataError(
-                f"--val_fraction {fraction} holds out {len(held_out)} of {counted(len(hashes), 'text')}, by their hashes; "
+                f"--val_fraction {fraction} holds out {len(whole)} of {counted(len(hashes), 'text')}, by their hashes; "
                 f"{advice}, or name validation texts by --val_path"
             )
-        return held_out
+        n_tokens = int(self._lengths(encoder, documents).sum())
+        tokens = int(self._lengths(encoder, whole).sum())
+        held_out, self.documents = whole, np.setdiff1d(documents, whole, assume_unique=True)
+        what = [counted(len(whole), "whole text")] if len(whole) else []
+        if self.split_document is not None:
+            self.store = with_last_part(self.store, self.split_document, encoder, round(fraction * n_tokens - tokens))
+            self.documents += self.documents > self.split_document
+            held_out = np.append(whole + (whole > self.split_document), self.split_document + 1)
+            what.append("the end of the longest")
+            tokens = int(self._lengths(encoder, held_out).sum())
+        elif not np.array_equal(is_low(hashes, fraction), np.isin(documents, whole)):
+            self.held_out_part = "whole texts"
+        self.notices.append(
+            f"note: held out: {' and '.join(what)}, {counted(tokens, 'token')} ({tokens / n_tokens:.1%})"
+        )
+        return np.sort(held_out)
 
     def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
         """Set the validation documents. Errors: DataError if they have no targets."""
@@ -170,7 +193,7 @@ class Corpus:
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are also in the training data. Errors: DataError if all of them are."""
-        shared = int(np.isin(val_store.doc_hash, self.store.doc_hash[self.documents]).sum())
+        shared = int(np.isin(val_store.copy_hash, self.store.copy_hash[self.documents]).sum())
         total = len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
@@ -318,34 +341,56 @@ class Corpus:
         return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, self.target_filter)
 
 
-def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
-    """(training, validation): the numbers of the documents on each side, in their order.
-
-    A document is held out iff its hash is in the lowest `fraction` of all hashes: the same documents stay out however
-    the file is ordered or extended, and copies of a text stay together.
-    """
+def is_low(hashes: Ints, fraction: float) -> Bools:
+    """True for the lowest `fraction` of all hashes, which are uniform over 64-bit numbers."""
     assert 0 <= fraction < 1
-    # Hashes are uniform over 64-bit numbers, so about `fraction` of them are below this one.
-    is_held_out = store.doc_hash[documents] < np.uint64(int(fraction * 2**64))
-    return documents[~is_held_out], documents[is_held_out]
+    return np.asarray(hashes < np.uint64(int(fraction * 2**64)))
 
 
-def document_to_split(store: Documents, documents: Ints, fraction: float) -> int | None:
-    """The longest of these documents, if hashes would hold out nothing, all, or far from `fraction` of few; else None."""
-    if len(documents) >= MIN_DOCUMENTS:
-        return None
-    lengths = np.diff(store.offsets)
-    longest = int(documents[lengths[documents].argmax()])
-    if len(documents) == 1:
-        return longest
-    _, by_hash = split_by_hash(store, documents, fraction)
-    held_out = lengths[by_hash].sum()
-    asked = fraction * lengths[documents].sum()
-    is_far = len(by_hash) == len(documents) or not asked / MAX_RATIO <= held_out <= asked * MAX_RATIO
-    is_near = min(asked, MAX_PART * lengths[longest]) >= max(asked / MAX_RATIO, MIN_PART_TOKENS)
-    # Copies of it are trained.
-    is_copied = (store.doc_hash[documents] == store.doc_hash[longest]).sum() > 1
-    return longest if is_far and is_near and not is_copied else None
+def split_of(hashes: Ints, lengths: Ints, source: Ints, fraction: float, can_divide: bool) -> tuple[Bools, int | None]:
+    """(which documents are held out whole, the one whose end is held out or None), so that about `fraction` of the tokens is.
+
+    By hash, the same documents stay out however the file is ordered or extended, and copies of a text stay together. If these
+    are far from the share, or all of a source, short ones stay out, and the end of the longest makes up the share; if it is too
+    short, or copied, or not can_divide, whole texts of the lowest hashes are held out until the share is reached.
+    """
+    asked = fraction * lengths.sum()
+    by_hash = is_low(hashes, fraction)
+    # in a source of which nothing would be left
+    is_lost = np.bincount(source, ~by_hash)[source] == 0
+    if asked / MAX_RATIO <= lengths[by_hash].sum() <= asked * MAX_RATIO and not is_lost.any():
+        return by_hash, None
+    _, text, copies = np.unique(hashes, return_inverse=True, return_counts=True)
+    if can_divide:
+        # The end of one with copies would be trained.
+        single = lengths * (copies[text] == 1)
+        longest = int(single.argmax())
+        whole = by_hash & ~is_lost & (lengths * MAX_RATIO <= asked) & (len(lengths) >= MIN_DOCUMENTS)
+        whole[longest] = False
+        n_whole = lengths[whole].sum()
+        end = min(asked - n_whole, MAX_PART * single[longest])
+        if len(lengths) == 1 or end >= max(asked / MAX_RATIO - n_whole, MIN_PART_TOKENS):
+            return whole, longest
+    by_length = fitting_texts(hashes, lengths, source, fraction)
+    return by_length if by_length.any() else by_hash, None
+
+
+def fitting_texts(hashes: Ints, lengths: Ints, source: Ints, fraction: float) -> Bools:
+    """The documents of the lowest hashes that have about `fraction` of the tokens, without longer ones than these."""
+    asked = fraction * lengths.sum()
+    _, text = np.unique(hashes, return_inverse=True)
+    # tokens of each text, copies included, in the order of the hashes
+    of_text = np.bincount(text, lengths)
+    # The longest of each source is trained.
+    longest_last = np.lexsort((hashes, lengths, source))
+    of_text[text[longest_last[np.diff(source, append=-1) != 0]]] = np.inf
+    least = of_text.min()
+    fitting = np.flatnonzero(of_text <= (least if asked < least <= asked * MAX_RATIO else asked))
+    sums = np.cumsum([0.0, *of_text[fitting]])
+    # Where one text or its copies are nearly all, the others are not given up.
+    left = min(asked, max(fraction, 2 / 3) * sums[-1])
+    n_texts = int(np.abs(sums - left).argmin())
+    return np.isin(text, fitting[:n_texts])
 
 
 def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, asked: int) -> Documents:

@@ -65,9 +65,10 @@ class HeadSample(NamedTuple):
     A drawn id counts as often as there are undrawn ones for each, so that the expected denominator of the softmax is the exact one.
     """
 
-    ids: torch.Tensor  # int64 [B, K]
-    log_counts: torch.Tensor  # fp32 [B, K], added to the logits: 0 for a target's id
+    ids: torch.Tensor  # int64 [sum of sizes], row after row
+    log_counts: torch.Tensor  # fp32 [sum of sizes], added to the logits: 0 for a target's id
     targets: torch.Tensor  # int64 [B, T]: positions in the row's ids, or -100
+    sizes: list[int]  # [B]: number of each row's ids
 
 
 def chunked_cross_entropy(

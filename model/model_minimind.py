@@ -301,8 +301,8 @@ class MiniMindLM(nn.Module):
         weight = self.lm_head.weight
         if sample is None:
             return backend.cross_entropy(hidden.view(B * T, -1), weight, targets.reshape(-1)), aux_loss
-        weights = weight.index_select(0, sample.ids.flatten()).view(*sample.ids.shape, -1)
-        rows = zip(hidden, weights, sample.targets, sample.log_counts, strict=True)
+        weights = weight.index_select(0, sample.ids).split(sample.sizes)
+        rows = zip(hidden, weights, sample.targets, sample.log_counts.split(sample.sizes), strict=True)
         return torch.stack([backend.cross_entropy(*row) for row in rows]).sum(), aux_loss
 
     def next_logits(

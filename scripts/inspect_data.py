@@ -132,7 +132,7 @@ class DataLook:
 
     def sections(self) -> list[Section]:
         """All sections. Reads all texts once."""
-        copies = exact_copies(self.store.doc_hash)
+        copies = exact_copies(self.store.copy_hash)
         sections: list[Section] = []
         if self.settings.texts:
             copies = near_copies(self._texts(), copies, first_writable(self.corpus.stores[0].cache_folders))

@@ -26,6 +26,12 @@ from common.errors import optional_package
 from dataset.arrays import Ints
 
 SHINGLE = 5
+# Independent texts of few letters (DNA, music) share most shingles. Those with less than this share of distinct ones must share long
+# ones too: LONG_FROM of LONG_SLOTS numbers. Copies by scattered edits share about a quarter of these, independent texts hardly any.
+DISTINCT = 0.6
+LONG_SHINGLE = 20
+LONG_SLOTS = 64
+LONG_FROM = 0.15
 # Maximum characters compared of a text: shingles take up to ninety bytes per character.
 MAX_CHARACTERS = 1 << 21
 
@@ -36,7 +42,7 @@ SLOTS = BANDS * ROWS
 # this finds nearly all pairs with a similarity of 0.8.
 NEAR_FROM = 0.75
 SEED = 2
-# Maximum rounds on a bucket of documents that look alike and are not near each other, see `_compare`
+# Maximum rounds, twice, on a bucket of documents that look alike and are not near each other, see `_compare`
 MAX_ROUNDS = 64
 # Pairs of signatures that are compared at once: 60 MB
 PAIRS = 1 << 16
@@ -69,7 +75,8 @@ def rensa_library() -> ModuleType:
 def near_copies_version() -> list[object]:
     """Everything except the texts that decides which documents are near copies: part of cache keys."""
     version = rensa_library().RMinHash.ALGORITHM_VERSION
-    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, version]
+    of_long = [DISTINCT, LONG_SHINGLE, LONG_SLOTS, LONG_FROM]
+    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, version, *of_long]
 
 
 def exact_copies(doc_hash: Ints) -> Copies:
@@ -86,7 +93,6 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
     scratch: folder for the signatures, of 480 bytes per document; None: the system's.
     Errors: DataError, if the library is not installed; OSError.
     """
-    rensa = rensa_library()
     n = len(exact.of)
     if not n:
         return exact
@@ -98,24 +104,34 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
             os.posix_fallocate(file.fileno(), 0, size)
         # Band-major: one band of all documents is read at once.
         signatures = np.memmap(file, np.uint16, "w+", shape=(BANDS, n, ROWS))
+        # of long shingles; 0 in a document that is not compared by them: such pages take no memory
+        long_signatures = np.zeros((n, LONG_SLOTS), np.uint16)
         for number, text in texts:
             if exact.is_exact[number]:
                 continue
-            min_hash = rensa.RMinHash(SLOTS, SEED)
-            min_hash.update(shingles(text))
-            numbers = np.array(min_hash.digest(), np.uint32)
-            # Sixteen bits of each: different numbers collide once in 65,536 times.
-            signatures[:, number] = (numbers ^ (numbers >> np.uint32(16))).astype(np.uint16).reshape(BANDS, ROWS)
-        return _compare(signatures, np.flatnonzero(~exact.is_exact), exact)
+            of_text = shingles(text)
+            distinct = sorted(set(of_text))
+            signatures[:, number] = _signature(distinct, SLOTS).reshape(BANDS, ROWS)
+            if len(distinct) < DISTINCT * len(of_text):
+                long_signatures[number] = _signature(shingles(text, LONG_SHINGLE), LONG_SLOTS)
+        return _compare(signatures, long_signatures, np.flatnonzero(~exact.is_exact), exact)
 
 
-def shingles(text: str) -> list[str]:
-    """All runs of SHINGLE characters of a text; a shorter text is one shingle."""
+def shingles(text: str, length: int = SHINGLE) -> list[str]:
+    """All runs of so many characters of a text; a shorter text is one shingle."""
     plain = " ".join(text[:MAX_CHARACTERS].lower().split())
-    return [plain[i : i + SHINGLE] for i in range(max(len(plain) - SHINGLE + 1, 1))]
+    return [plain[i : i + length] for i in range(max(len(plain) - length + 1, 1))]
 
 
-def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
+def _signature(texts: list[str], slots: int) -> Ints:
+    """uint16 [slots]: sixteen bits of each MinHash number; different numbers collide once in 65,536 times."""
+    min_hash = rensa_library().RMinHash(slots, SEED)
+    min_hash.update(texts)
+    numbers = np.array(min_hash.digest(), np.uint32)
+    return np.asarray((numbers ^ (numbers >> np.uint32(16))).astype(np.uint16))
+
+
+def _compare(signatures: Ints, long_signatures: Ints, documents: Ints, exact: Copies) -> Copies:
     """Finds an earlier near document for each. documents: numbers, ascending, of those that have signatures.
 
     In each band, documents with the same numbers form a bucket. In a round, the first document of each bucket is
@@ -130,24 +146,27 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
         members = left
         # key of each member's bucket
         buckets = signatures[band, members] @ FACTORS
-        for _ in range(MAX_ROUNDS):
+        for number in range(2 * MAX_ROUNDS):
+            if number == MAX_ROUNDS:
+                # Texts of few letters all look alike: those left must share a long shingle too.
+                buckets = buckets + long_signatures[members, band]
             first = _first_alike(buckets)
             is_other = first != np.arange(len(first))
             others = members[is_other]
             if not len(others):
                 break
             firsts = members[first[is_other]]
-            compared = _similarities(signatures, firsts, others)
+            compared = _similarities(signatures, long_signatures, firsts, others)
             is_near = compared >= NEAR_FROM
             of[others[is_near]] = firsts[is_near]
             similarity[others[is_near]] = compared[is_near]
             buckets = buckets[is_other][~is_near]
             members = others[~is_near]
-    _cut_chains(signatures, of, similarity, exact)
+    _cut_chains(signatures, long_signatures, of, similarity, exact)
     return Copies(of, similarity, exact.is_exact)
 
 
-def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copies) -> None:
+def _cut_chains(signatures: Ints, long_signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copies) -> None:
     """Makes each near copy one of a document that is kept: updates `of` and `similarity` in place.
 
     In a later band, the first document of a bucket may turn out to be a copy itself. Those near it are compared with its
@@ -162,7 +181,7 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copie
         first = of[of[number]]
         if first == NO_EARLIER:
             continue
-        (compared,) = _similarities(signatures, np.array([first]), np.array([number]))
+        (compared,) = _similarities(signatures, long_signatures, np.array([first]), np.array([number]))
         is_near = compared >= NEAR_FROM
         of[number] = first if is_near else NO_EARLIER
         similarity[number] = compared if is_near else 0
@@ -174,10 +193,13 @@ def _first_alike(values: Ints) -> Ints:
     return np.asarray(first[which])
 
 
-def _similarities(signatures: Ints, first: Ints, second: Ints) -> np.ndarray:
-    """float32 [pairs]: share of equal numbers in two documents' signatures."""
+def _similarities(signatures: Ints, long_signatures: Ints, first: Ints, second: Ints) -> np.ndarray:
+    """float32 [pairs]: share of equal numbers in two documents' signatures; 0 if both have long shingles, and not the same."""
     shares = np.empty(len(first), np.float32)
     for lo in range(0, len(first), PAIRS):
         equal = signatures[:, first[lo : lo + PAIRS]] == signatures[:, second[lo : lo + PAIRS]]
         shares[lo : lo + PAIRS] = equal.mean(axis=(0, 2))
+        long_first, long_second = long_signatures[first[lo : lo + PAIRS]], long_signatures[second[lo : lo + PAIRS]]
+        is_compared = long_first.any(axis=1) & long_second.any(axis=1)
+        shares[lo : lo + PAIRS][is_compared & ((long_first == long_second).mean(axis=1) < LONG_FROM)] = 0
     return shares

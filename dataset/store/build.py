@@ -271,6 +271,7 @@ class EncodedBlock(NamedTuple):
     lengths: Numbers  # int64: tokens of each document
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
+    copy_hashes: Numbers  # uint64: hash of each, whatever its line ends and outer blanks are
     faults: list[Fault]
     notes: Notes  # what is to be said of lines of chats
     source_bytes: int  # bytes of the data file that this block took, for progress
@@ -285,7 +286,9 @@ def encode_block(encoder: DocumentEncoder, reading: TextSettings, block: Block) 
 
 def _encode(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> EncodedBlock:
     typecode = "H" if encoder.vocab_size <= 1 << 16 else "I"
-    out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [], block.notes, block.source_bytes)
+    out = EncodedBlock(
+        array(typecode), array("q"), array("I"), array("Q"), array("Q"), [], block.notes, block.source_bytes
+    )
     for line, text in block.documents(reading.text_field):
         before = len(out.tokens)
         if isinstance(text, str):
@@ -302,10 +305,12 @@ def _encode(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> En
                 break
         elif len(out.tokens) > before:
             # A text without tokens, from a tokenizer without BOS and EOS, is no document.
-            raw = encoder.body(text).encode()
+            body = encoder.body(text)
+            raw = body.encode()
             out.lengths.append(len(out.tokens) - before)
             out.text_bytes.append(len(raw))
             out.hashes.append(hash_of_text(raw))
+            out.copy_hashes.append(hash_of_text(body.replace("\r\n", "\n").replace("\r", "\n").strip().encode()))
     return out
 
 
@@ -366,6 +371,7 @@ class StoreWriter:
         self._write("offsets.bin", self.tokens + np.cumsum(block.lengths, dtype=np.int64))
         self._write("text_bytes.bin", block.text_bytes)
         self._write("doc_hash.bin", block.hashes)
+        self._write("copy_hash.bin", block.copy_hashes)
         add_notes(self.notes, block.notes)
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)

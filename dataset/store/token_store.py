@@ -23,7 +23,7 @@ from dataset.reading.bad_lines import BadLines
 # maximum bytes of tokens.bin to check at opening: SHA-256 takes a few hundredths of a second
 MAX_OPEN_CHECK_BYTES = 64 << 20
 # files of a store, besides meta.json
-FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
+FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "copy_hash.bin")
 
 
 class TokenStore:
@@ -33,6 +33,7 @@ class TokenStore:
     offsets    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
     text_bytes uint32 [documents]: UTF-8 bytes of the text, for bits per byte
     doc_hash   uint64 [documents]: hash of the text, for splits by content
+    copy_hash  uint64 [documents]: the same for texts that differ in line ends or outer blanks; doc_hash in older stores
 
     Sizes and the SHA-256 of the files are checked here, against meta.json, which has its own. Only the tokens of a
     large store are left to `DigestCheck`, which reads them during training: hashing them first would take minutes.
@@ -49,6 +50,8 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
+        of_copies = "copy_hash.bin" if "copy_hash.bin" in meta["sha256"] else "doc_hash.bin"
+        self.copy_hash = self._map(of_copies, "uint64", meta["documents"])
         # digest of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
@@ -120,6 +123,7 @@ class ConcatStore:
         self.offsets = np.concatenate([np.zeros(1, np.int64), *ends])
         self.text_bytes = np.concatenate([store.text_bytes for store in stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in stores])
+        self.copy_hash = np.concatenate([store.copy_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Which token stores the paths of --data_path make, and what is held out. Reference: the documents of the files."""
 
 import json
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
@@ -123,10 +123,27 @@ def test_a_part_is_not_half_of_what_is_asked_for_where_a_line_is_long(tmp_path):
     assert held_out == pytest.approx(0.1 * len(corpus.store.tokens), abs=1)
 
 
-def test_a_split_of_many_or_short_texts_stays_as_the_hashes_have_it(tmp_path, encoder):
-    many, short = [f"the cat {i}" for i in range(300)], [f"the cat sat {i} " * 5 for i in range(40)]
-    for texts in (short, [*many, "a mat " * 5000]):
-        path = write_texts(tmp_path / f"{len(texts)}.jsonl", texts)
+def test_a_split_near_the_share_stays_as_the_hashes_have_it(tmp_path, encoder):
+    for n in (40, 300):
+        path = write_texts(tmp_path / f"{n}.jsonl", [f"the cat sat {i} " * 5 for i in range(n)])
         corpus = Corpus([path], encoder, max_seq_len=16, seed=0, val_fraction=0.1, progress=False)
         hashes = corpus.store.doc_hash / 2.0**64
         assert corpus.val_documents.tolist() == np.flatnonzero(hashes < 0.1).tolist()
+        assert corpus.layout()["held-out part"] is None
+
+
+@pytest.mark.parametrize("n_giants", [1, 2, 3, 20])
+@pytest.mark.parametrize("share", ["", ":0.5"])
+def test_any_split_is_near_the_share_of_the_text_and_leaves_no_source_out(tmp_path, encoder, n_giants, share):
+    """Reference: counted tokens. Hashes hold out none of the giants, some or all."""
+    giants = write_texts(tmp_path / "giants.jsonl", [f"the cat {i} " * 1000 for i in range(n_giants)])
+    for fraction, first in product((0.01, 0.1), range(3)):
+        notes = write_texts(tmp_path / f"{first}.jsonl", [f"the cat {first} {i}" for i in range(300)])
+        paths = [giants + share, notes + share]
+        corpus = Corpus(paths, encoder, max_seq_len=16, seed=0, val_fraction=fraction, progress=False)
+        lengths = np.diff(corpus.store.offsets)
+        held_out, trained = lengths[corpus.val_documents].sum(), lengths[corpus.documents].sum()
+        assert held_out + trained == len(corpus.store.tokens)
+        assert fraction / 2 <= held_out / len(corpus.store.tokens) <= 2 * fraction
+        assert (lengths[corpus.documents] > 1000).sum() >= n_giants * (1 - 2 * fraction)
+        assert f", {held_out:,} tokens ({held_out / (held_out + trained):.1%})" in corpus.notices[-1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dataset.batches import Assembler, UpdateSchedule
-from dataset.corpus import split_by_hash
+from dataset.corpus import split_of
 from dataset.loader import Loader
 from dataset.packing import EpochPlan
 from dataset.store.build import open_or_build
@@ -117,15 +117,18 @@ def test_hash_split_keeps_the_same_documents_out_whatever_the_order():
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**64, 5000, dtype=np.uint64)
     hashes[100:200] = hashes[:100]  # copies of a text
-    train, held_out = split_by_hash(make_store([2] * 5000, hashes=hashes), np.arange(5000), 0.1)
-    assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(5000))
-    assert 0.085 < len(held_out) / 5000 < 0.115
-    assert held_out.tolist() == [i for i, hashed in enumerate(hashes.tolist()) if hashed / 2**64 < 0.1]
-    assert not set(hashes[train]) & set(hashes[held_out]), "copies stay together"
+
+    def held_out_of(hashes):
+        one_source = np.zeros(len(hashes), int)
+        is_held_out, divided = split_of(hashes, one_source + 2, one_source, 0.1, True)
+        assert divided is None
+        return set(hashes[is_held_out]), set(hashes[~is_held_out])
+
+    held_out, trained = held_out_of(hashes)
+    assert held_out == {hashed for hashed in hashes if int(hashed) / 2**64 < 0.1}
+    assert not trained & held_out, "copies stay together"
     order = rng.permutation(5000)[:4000]
-    _, again = split_by_hash(make_store([2] * 4000, hashes=hashes[order]), np.arange(4000), 0.1)
-    assert set(hashes[order][again]) == set(hashes[held_out]) & set(hashes[order])
-    assert len(split_by_hash(make_store([2] * 5000, hashes=hashes), np.arange(5000), 0)[1]) == 0
+    assert held_out_of(hashes[order])[0] == held_out & set(hashes[order])
 
 
 def test_joined_stores_read_like_one():

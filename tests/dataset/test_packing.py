@@ -20,7 +20,7 @@ def make_store(lengths, tokens=None, hashes=None):
     hashes = np.arange(len(lengths)) if hashes is None else hashes
     store = SimpleStore(tokens=tokens, offsets=offsets, fingerprint=f"{len(lengths)}")
     store.text_bytes = np.asarray(lengths, dtype=np.uint32) * 3
-    store.doc_hash = np.asarray(hashes, dtype=np.uint64)
+    store.doc_hash = store.copy_hash = np.asarray(hashes, dtype=np.uint64)
     return store
 
 

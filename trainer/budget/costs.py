@@ -14,7 +14,7 @@ import torch
 
 from common.processes import seconds_since_start
 from common.wording import announce
-from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus, document_to_split, split_by_hash
+from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -154,17 +154,16 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
-    if n_documents < MIN_DOCUMENTS:
-        fraction = float(f"{min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens):.1g}")
-        # A few long documents: the last part of the longest
-        is_part = encoder.can_hold_out_part and document_to_split(corpus.store, corpus.documents, fraction) is not None
-        return fraction if is_part and HELD_OUT_SHARE * n_tokens >= MIN_HELD_OUT_TOKENS else 0.0
-    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), MIN_HELD_OUT / n_documents)
+    is_few = n_documents < MIN_DOCUMENTS
+    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), 0 if is_few else MIN_HELD_OUT / n_documents)
     # One digit is enough, and reads well in a command.
     fraction = float(f"{fraction:.1g}")
+    whole, divided = corpus.split(encoder, fraction)
+    if is_few:
+        # A few long documents: the last part of the longest
+        return fraction if divided is not None and HELD_OUT_SHARE * n_tokens >= MIN_HELD_OUT_TOKENS else 0.0
     # Copies of a document are held out together: with few unique ones it may be none or all.
-    _, held_out = split_by_hash(corpus.store, corpus.documents, fraction)
-    tokens_held_out = int(tokens_of_documents[held_out].sum())
+    tokens_held_out = tokens_of_documents[whole].sum() if divided is None else fraction * n_tokens
     return fraction if 0 < tokens_held_out <= MAX_HELD_OUT_SHARE * n_tokens else 0.0
 
 

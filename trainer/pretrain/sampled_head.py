@@ -34,7 +34,7 @@ def rows_targets(corpus: Corpus) -> Ints:
 class HeadSampler:
     """Draws the ids of each row. A row always draws the same: micro-batches and ranks change nothing, and a resume draws as the run did.
 
-    targets: of `rows_targets`. n_ids: of a row, its targets included. tells: of a row with too many targets, once. Errors: UserError.
+    targets: of `rows_targets`. n_ids: of a row, its targets included; one with as many targets takes more. tells: of such a row, once. Errors: UserError.
     """
 
     def __init__(self, targets: Ints, vocab_size: int, n_ids: int, seed: int, tells: bool = False) -> None:
@@ -46,34 +46,34 @@ class HeadSampler:
         self.seed = seed
         self.tells = tells
 
-    def __call__(self, targets: torch.Tensor) -> HeadSample | None:
-        """targets: of a micro-batch [B, T]. None: the whole head, where a row's targets leave no id to draw."""
+    def __call__(self, targets: torch.Tensor) -> HeadSample:
+        """targets: of a micro-batch [B, T]."""
         samples = [self._sample(row) for row in targets.cpu().numpy()]
-        known = [sample for sample in samples if sample is not None]
-        if len(known) < len(samples):
-            if self.tells:
-                self.tells = False
-                announce(
-                    f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row; its micro-batch computes all ids, as "
-                    "will others like it; FLOP are counted as if it did not"
-                )
-            return None
-        return HeadSample(*(torch.from_numpy(np.stack(each)).to(targets.device) for each in zip(*known, strict=True)))
+        sizes = [len(ids) for ids, _, _ in samples]
+        if self.tells and max(sizes) > self.n_ids:
+            self.tells = False
+            announce(
+                f"warning: --sampled_softmax {self.n_ids} is too few for the targets of a row, which takes {max(sizes):,} ids; FLOP are counted without"
+            )
+        flat = [torch.from_numpy(np.concatenate(each)).to(targets.device) for each in zip(*samples, strict=True)]
+        return HeadSample(flat[0], flat[1], flat[2].view(targets.shape), sizes)
 
-    def _sample(self, targets: Ints) -> tuple[Ints, np.ndarray, Ints] | None:
+    def _sample(self, targets: Ints) -> tuple[Ints, np.ndarray, Ints]:
         """targets [T] -> a row of each field of HeadSample."""
         has_target = targets != IGNORE
-        own = targets[has_target]
+        own = np.unique(targets[has_target])
+        # Where the targets leave no id to draw, as many again are drawn.
+        n_ids = self.n_ids if len(own) < self.n_ids else 2 * len(own)
+        if n_ids >= len(self.weights):
+            return np.arange(len(self.weights)), np.zeros(len(self.weights), np.float32), targets
         bits = np.random.PCG64((self.seed, zlib.crc32(targets.tobytes())))
         # in (0, 1]; raw bits, since numpy guarantees only these across versions
         uniform = ((bits.random_raw(len(self.weights)) >> 11) + 1.0) * 2.0**-53
         priorities = self.weights / uniform
         priorities[own] = np.inf
-        order = np.argpartition(-priorities, self.n_ids)
-        threshold = priorities[order[self.n_ids]]
-        if priorities[order[: self.n_ids]].min() == np.inf:
-            return None
-        ids = np.sort(order[: self.n_ids])
+        order = np.argpartition(-priorities, n_ids)
+        threshold = priorities[order[n_ids]]
+        ids = np.sort(order[:n_ids])
         log_counts = np.log(np.maximum(threshold / self.weights[ids], 1.0)).astype(np.float32)
         positions = np.searchsorted(ids, targets)
         log_counts[positions[has_target]] = 0.0

@@ -225,7 +225,7 @@ class ValidationDataSettings(Settings):
     """validation"""
 
     val_path: list[str] | None = setting(None, several=True, help="validation documents: files, folders or globs")
-    val_fraction: float = setting(0.0, check=fraction, help="share of the documents held out, by their hash")
+    val_fraction: float = setting(0.0, check=fraction, help="share of the text held out, by hashes")
 
     def check(self) -> None:
         if self.val_path and self.val_fraction:

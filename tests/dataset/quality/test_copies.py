@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 
 from dataset.quality.copies import NO_EARLIER, exact_copies, near_copies
 from tests.dataset.quality.planted import changed, english, jaccard
@@ -32,3 +33,17 @@ def test_a_chain_of_small_changes_is_cut():
 def test_short_empty_and_no_texts():
     assert find([]).of.tolist() == []
     assert find(["", "a", "b", " ", "A"]).of.tolist() == [NO_EARLIER, NO_EARLIER, NO_EARLIER, 0, 1]
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "CDEFGAB", "0123456789", "01"])
+@pytest.mark.parametrize("length", [200, 5000])
+def test_independent_texts_of_few_letters_are_no_copies_and_copies_are_found(letters, length):
+    """More texts than are compared in a bucket as they are; in each copy one letter of a hundred is another."""
+    generator = random.Random(length)
+    texts = ["".join(generator.choices(letters, k=length)) for _ in range(80)]
+    changes = [{generator.randrange(length): generator.choice(letters) for _ in range(length // 100)} for _ in texts]
+    copies = [
+        "".join(change.get(i, letter) for i, letter in enumerate(text))
+        for text, change in zip(texts, changes, strict=True)
+    ]
+    assert find([*texts, *copies]).of.tolist() == [NO_EARLIER] * 80 + list(range(80))

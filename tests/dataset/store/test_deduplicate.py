@@ -45,6 +45,22 @@ def test_a_later_source_loses_what_an_earlier_one_has(tmp_path, encoder):
         corpus_of([f"{first}:1", f"{copies}:1"], encoder, "exact")
 
 
+def test_line_ends_and_outer_blanks_make_no_other_text(tmp_path, encoder):
+    texts = [f"the cat {i}\nsat on\n\na mat" for i in range(200)]
+    variants = [
+        text.replace("\n", ("\r\n", "\r", "\n")[i % 3]) + (" ", "\n\n", "\u3000")[i % 3] for i, text in enumerate(texts)
+    ]
+    paths = [write_texts(tmp_path / name, of_file) for name, of_file in (("a.jsonl", texts), ("b.jsonl", variants))]
+    assert corpus_of(paths, encoder, "exact").documents.tolist() == list(range(200))
+    held_out = corpus_of(paths, encoder, "none", val_fraction=0.1).val_documents
+    assert (
+        len(held_out) > 20
+        and held_out[: len(held_out) // 2].tolist() == (held_out[len(held_out) // 2 :] - 200).tolist()
+    )
+    with pytest.raises(DataError, match="all of it .200 documents. is in the training data too"):
+        corpus_of(paths[:1], encoder, "none", val_path=paths[1])
+
+
 def test_near_copies_are_remembered_and_damage_is_noticed(tmp_path, encoder, monkeypatch):
     path = write_texts(tmp_path / "a.jsonl", sum(planted(30, 20, 10, lowest=0.85), []))
     expected = corpus_of([path], encoder, "near").documents.tolist()

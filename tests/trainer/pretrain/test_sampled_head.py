@@ -24,38 +24,55 @@ def test_a_sample_holds_the_targets_of_each_row():
     targets = torch.tensor([[5, 9, -100, 5], [9, 60, 5, -100], [5, 9, -100, 5]])
     sample = sampler()(targets)
     known = targets != -100
+    assert sample.sizes == [K] * 3
+    drawn = sample.ids.view(3, K)
     for row in range(3):
-        assert len(set(sample.ids[row].tolist())) == K
+        assert len(set(drawn[row].tolist())) == K
         positions = sample.targets[row][known[row]]
-        assert torch.equal(sample.ids[row][positions], targets[row][known[row]])
-        assert not sample.log_counts[row][positions].any()
+        assert torch.equal(drawn[row][positions], targets[row][known[row]])
+        assert not sample.log_counts.view(3, K)[row][positions].any()
     assert torch.equal(sample.targets == -100, ~known)
     # Equal rows draw alike in any micro-batch, others not.
-    assert torch.equal(sample.ids[0], sample.ids[2]) and not torch.equal(sample.ids[0], sample.ids[1])
-    assert torch.equal(sampler()(targets[2:]).ids[0], sample.ids[0])
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(sampler()(targets[2:]).ids, drawn[0])
     assert not torch.equal(sampler(seed=2)(targets).ids, sample.ids)
-    # no room for a drawn id: the whole head
-    assert sampler(n_ids=3)(targets) is None
+    # no room for a drawn id: that row alone takes more, at most all
+    few = sampler(n_ids=3)(targets)
+    assert few.sizes == [3, 6, 3] and torch.equal(few.ids[:3], sampler(n_ids=3)(targets[:1]).ids)
+    assert set(targets[1].tolist()) - {-100} < set(few.ids[3:9].tolist()) and few.log_counts[3:9].count_nonzero() == 3
+    everything = torch.arange(V // 2 + 1).unsqueeze(0)
+    assert torch.equal(sampler(n_ids=3)(everything).ids, torch.arange(V))
 
 
-def test_the_loss_and_its_gradients_are_those_of_the_formula():
+@pytest.mark.parametrize("n_ids", [K, 10])
+def test_the_loss_and_its_gradients_are_those_of_the_formula(n_ids):
     """Reference: autograd, and over many samples the mean denominator of the whole softmax."""
     model = tiny_model(vocab_size=V).train()
     ids = torch.randint(0, V, (2, 12))
+    # Ten ids are too few for the first row alone.
+    ids[1] %= 5
     targets = ids.roll(-1, 1)
     targets[:, -1] = -100
     rest = torch.zeros_like(ids), torch.arange(12).expand(2, 12)
-    sample = sampler()(targets)
+    sample = sampler(n_ids)(targets)
     loss, _ = model.training_losses(ids, targets, *rest, sample)
     hidden = model.model(model.model.embed_tokens(ids), rest[1], None)[0]
-    logits = hidden @ model.lm_head.weight[sample.ids].transpose(1, 2) + sample.log_counts.unsqueeze(1)
-    plain = F.cross_entropy(logits.flatten(0, 1), sample.targets.flatten(), reduction="sum")
+    of_rows = zip(
+        hidden, sample.ids.split(sample.sizes), sample.log_counts.split(sample.sizes), sample.targets, strict=True
+    )
+    logits = [(row @ model.lm_head.weight[ids].T + log_counts, of_row) for row, ids, log_counts, of_row in of_rows]
+    plain = sum(F.cross_entropy(*row, reduction="sum") for row in logits)
     torch.testing.assert_close(loss, plain)
+    each = [slice(0, 1), slice(1, 2)]
+    cut = [
+        model.training_losses(ids[i], targets[i], *(x[i] for x in rest), sampler(n_ids)(targets[i]))[0] for i in each
+    ]
+    torch.testing.assert_close(loss, sum(cut), rtol=1e-6, atol=0.0)
     parameters = list(model.parameters())
     torch.testing.assert_close(*(torch.autograd.grad(each, parameters) for each in (loss, plain)))
     exp_logits = (hidden @ model.lm_head.weight.T).exp().detach()
-    samples = [sampler(seed=seed)(targets) for seed in range(800)]
-    estimates = [(exp_logits[0, :, each.ids[0]] * each.log_counts[0].exp()).sum(-1) for each in samples]
+    samples = [sampler(n_ids, seed)(targets[:1]) for seed in range(800)]
+    estimates = [(exp_logits[0, :, each.ids] * each.log_counts.exp()).sum(-1) for each in samples]
     torch.testing.assert_close(torch.stack(estimates).mean(0), exp_logits[0].sum(-1), rtol=0.02, atol=0.0)
 
 
