@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import tokenizers
 import torch
 
@@ -31,11 +32,10 @@ def peak_memory(device: torch.device) -> int:
     peak = _entry(processes.SYSTEM_ROOT / "proc/self/status", "VmHWM:")
     if peak is not None:
         return KIB * peak
-    try:
-        # not on Windows
-        import resource
-    except ImportError:
-        return 0
+    if platform.system() == "Windows":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
     # bytes on a Mac, KiB elsewhere
     unit = 1 if platform.system() == "Darwin" else KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -108,27 +108,28 @@ def total_memory(device: torch.device) -> int | None:
     """Total memory of the device in bytes, or what a container may use; None if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    try:
-        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        # Windows has no sysconf.
-        return None
-    return min([physical, *(limit for limit, _ in _memory_of_groups())])
+    return min([*_memory_of_machine("total"), *(limit for limit, _ in _memory_of_groups())], default=None)
 
 
 def available_memory(device: torch.device) -> int | None:
     """Bytes that this process can still allocate on the device; None if the system does not say.
 
-    Linux: without swapping, within the limits of the process's cgroups.
+    Without swapping, within the limits of the process's cgroups.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # torch caches freed blocks.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    in_machine = _entry(processes.SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
-    if device.type != "cpu" or in_machine is None:
+    if device.type != "cpu":
         return None
-    return min([KIB * in_machine, *(left for _, left in _memory_of_groups())])
+    return min([*_memory_of_machine("available"), *(left for _, left in _memory_of_groups())], default=None)
+
+
+def _memory_of_machine(field: str) -> list[int]:
+    """A field of `psutil.virtual_memory`; [] if the system does not say, such as in a chroot without /proc."""
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        return [getattr(psutil.virtual_memory(), field)]
+    return []
 
 
 def _memory_of_groups() -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from common.errors import DataError
@@ -237,7 +238,6 @@ build.encode_blocks = hanging
 @pytest.mark.parametrize("name", ["KILL", *(pytest.param(name, marks=pytest.mark.slow) for name in ("INT", "TERM"))])
 def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, name):
     """No half store is readable, the next start clears up, the workers end with their parent."""
-    psutil = pytest.importorskip("psutil")
     path = write_texts(tmp_path / "a.jsonl", TEXTS * 40)
     run = start(path, encoder, procs=2, before=HANGS)
     store = tmp_path / ".token_store"

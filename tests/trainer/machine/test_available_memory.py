@@ -1,14 +1,16 @@
-"""How much memory, and how many processors, can still be had. Reference: the files of Linux as its documentation describes them, made by hand here."""
+"""How much memory, and how many processors, can still be had. Reference: the files of Linux as its documentation describes them, made by hand here, and psutil
+for the machine itself, on any system."""
 
-import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from common import processes
 from common.processes import usable_cores
 from trainer.machine import cpu_ranks
-from trainer.machine.measure import available_memory, total_memory
+from trainer.machine.measure import available_memory, peak_memory, total_memory
 
 CPU = torch.device("cpu")
 GB = 1 << 30
@@ -16,9 +18,9 @@ GB = 1 << 30
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A system with 8 GiB to be had and no groups."""
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: {8 * GB // 1024} kB\n")
+    """A system with 16 GiB, 8 of them to be had, and no groups. It has no sysconf and no /proc/meminfo, as Windows."""
+    monkeypatch.delattr("os.sysconf", raising=False)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GB, available=8 * GB))
     monkeypatch.setattr(processes, "SYSTEM_ROOT", tmp_path)
     return tmp_path
 
@@ -54,16 +56,18 @@ def test_a_group_leaves_its_limit_less_what_is_used_and_not_cache(root, version,
         write(root, "proc/self/cgroup", f"{line}{path}\n")
         assert available_memory(CPU) == 2 * GB
     group(root, ".", 1000, 0, version=version)
-    # Windows does not say how much there is.
-    assert total_memory(CPU) == (1000 if hasattr(os, "sysconf") else None)
+    assert total_memory(CPU) == 1000
 
 
-def test_none_where_the_system_does_not_tell(root, monkeypatch):
-    (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: much\n")
-    assert available_memory(CPU) is None
+def test_without_groups_it_is_what_the_system_tells(root, monkeypatch):
+    assert (total_memory(CPU), available_memory(CPU)) == (16 * GB, 8 * GB)
     assert available_memory(torch.device("mps")) is None
-    monkeypatch.setattr(processes, "SYSTEM_ROOT", root / "nowhere")
-    assert available_memory(CPU) is None
+    monkeypatch.setattr(psutil, "virtual_memory", (root / "proc/meminfo").read_text)
+    assert total_memory(CPU) is available_memory(CPU) is None
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=GB, peak_wset=3 * GB))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    assert peak_memory(CPU) == 3 * GB
 
 
 @pytest.mark.parametrize("quota, cores", [("250000 100000", 3), ("max 100000", 128), ("x y", 128), ("50000 100000", 1)])
