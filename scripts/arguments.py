@@ -131,11 +131,11 @@ def evaluate_parser() -> Parser:
     return p
 
 
-def export_flags(p: Parser) -> None:
-    """The flags of both exports."""
+def export_flags(p: Parser, *further_types: str) -> None:
+    """The flags of both exports. further_types: those of --dtype that only this one has."""
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     numbers = "type of the weights (GGUF: of the matrices); auto: the smallest that holds them exactly"
-    p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
+    p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES, *further_types), default="auto", help=numbers)
     p.add_argument("--overwrite", default=False, help="replace an existing output", **SWITCH)
 
 
@@ -161,7 +161,7 @@ def export_gguf_parser() -> Parser:
     p = Parser(prog="export_gguf.py", description="Export a model to llama.cpp and tools built on it, such as Ollama.")
     p.add_argument("--weight", help="a .pth of the trainer (default: as in generate.py), or a folder from export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
-    export_flags(p)
+    export_flags(p, "q8_0")
     return p
 
 

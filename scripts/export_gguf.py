@@ -10,8 +10,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from common.errors import UserError, optional_package, user_errors, utf8
 from common.files import atomic_file
 from common.wording import announce
@@ -19,7 +17,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
 from scripts.arguments import export_gguf_parser, weight_of
 from scripts.common import load_model, tokenizer_folder, tokenizer_of
-from scripts.export_hf import cast, smallest_exact
+from scripts.export_hf import smallest_exact
 from scripts.foreign import as_minimind
 from trainer.machine.command_line import run_cli
 
@@ -57,7 +55,7 @@ def export(
     matrices = {name for name, tensor in tensors.items() if tensor.dim() > 1 and "ffn_gate_inp." not in name}
     if dtype == "auto":
         dtype = str(smallest_exact({name: tensors[name] for name in matrices})).removeprefix("torch.")
-    number_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
+    number_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
     matrix_type = gguf.GGMLQuantizationType[number_type]
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,16 +66,17 @@ def export(
         writer.add_name(out.stem)
         file_type = "ALL_F32" if dtype == "float32" else f"MOSTLY_{number_type}"
         writer.add_file_type(gguf.LlamaFileType[file_type])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         gguf_format.write_settings(writer, config)
         # Our training starts each document with BOS, whatever the tokenizer does by itself. A folder may come from others:
         # only its tokenizer shows how they trained.
         begins_with_bos = starts_with_bos(tokenizer) if Path(weight).is_dir() else True
         rule = gguf_format.write_tokenizer(writer, tokenizer, config.vocab_size, folder, begins_with_bos)
         for name, tensor in tensors.items():
-            stored_type = matrix_type if name in matrices else gguf.GGMLQuantizationType.F32
-            values = cast(tensor, getattr(torch, dtype) if name in matrices else torch.float32, name).float()
-            change = max(change, float((values - tensor).abs().max()))
-            writer.add_tensor(name, gguf.quantize(values.numpy(), stored_type), raw_dtype=stored_type)
+            wanted = matrix_type if name in matrices else gguf.GGMLQuantizationType.F32
+            data, stored_type, changed_by = gguf_format.quantized(tensor, wanted, name)
+            change = max(change, changed_by)
+            writer.add_tensor(name, data, raw_dtype=stored_type)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

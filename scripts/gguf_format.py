@@ -10,11 +10,13 @@ from collections import defaultdict
 from itertools import count, islice
 
 import gguf
+import numpy as np
 import torch
-from gguf import MODEL_ARCH, TokenType
+from gguf import MODEL_ARCH, GGMLQuantizationType, TokenType
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
+from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import piece_rule
 from model.config import ARCHITECTURE, YARN_NAMES, ModelConfig
 from model.hf_format import YARN_BETAS, StateDict, hf_config, to_hf
@@ -122,6 +124,29 @@ def to_gguf(state: StateDict, config: ModelConfig) -> StateDict:
             tensor = tensor / 2
         out[out_name] = tensor
     return out | {name: torch.stack(parts) for name, parts in experts.items()}
+
+
+def quantized(
+    tensor: torch.Tensor, number_type: GGMLQuantizationType, name: str
+) -> tuple[np.ndarray, GGMLQuantizationType, float]:
+    """(a tensor as the file holds it, its type, the largest change of a weight).
+
+    Q8_0 has a scale in half precision for each 32 weights of a row. Errors: ValueError for a weight that the type does not hold.
+    """
+    block_size, _ = gguf.GGML_QUANT_SIZES[number_type]
+    if tensor.shape[-1] % block_size:
+        # As llama.cpp's own programs do.
+        announce(f"{name} stays in float16: its rows of {tensor.shape[-1]} weights are no multiple of {block_size}")
+        number_type = GGMLQuantizationType.F16
+    values = tensor.contiguous().numpy()
+    # What overflows is refused below.
+    with np.errstate(all="ignore"):
+        data = gguf.quantize(values, number_type)
+        change = float(np.abs(gguf.dequantize(data, number_type) - values).max())
+    if not math.isfinite(change):
+        reached = f"{name} reaches {np.abs(values).max():.3g}"
+        raise ValueError(f"{reached}, which {number_type.name} does not hold; float32 holds all finite numbers")
+    return data, number_type, change
 
 
 # ----------------------------------------------------------------------------------------------- the tokenizer

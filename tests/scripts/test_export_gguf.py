@@ -107,10 +107,12 @@ def test_the_tensors_have_the_names_and_types_that_llama_cpp_wants(kind, tmp_pat
     assert exported >= sum(weight.numel() for weight in load_model(weight).parameters()), "a weight is left out"
 
 
-@pytest.mark.parametrize("dtype, name", [("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16")])
+@pytest.mark.parametrize(
+    "dtype, name", [("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("q8_0", "Q8_0")]
+)
 def test_types_round_as_they_should(dtype, name, tmp_path, tokens, capsys):
-    """Reference: torch's rounding."""
-    model = tiny_model(vocab_size=VOCABULARY)
+    """Reference: torch's rounding; for Q8_0 that of each 32 weights to multiples of 1/127 of the largest, where rows are of such blocks."""
+    model = tiny_model(vocab_size=VOCABULARY, intermediate_size=72)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter)
     model.save_pretrained(tmp_path / "source")
@@ -122,16 +124,23 @@ def test_types_round_as_they_should(dtype, name, tmp_path, tokens, capsys):
     assert found["blk.0.attn_norm.weight"].tensor_type.name == "F32"
     source = model.model.layers[0].mlp.gate_proj.weight.detach()
     read = gguf.dequantize(gate.data, gate.tensor_type).reshape(source.shape)
-    assert np.array_equal(read, source.to(getattr(torch, dtype)).float().numpy())
+    if dtype == "q8_0":
+        blocks = source.view(-1, 32)
+        scale = blocks.abs().amax(1, keepdim=True) / 127
+        rounded = ((blocks / scale).round() * scale.half()).view(source.shape)
+        assert torch.allclose(torch.from_numpy(read), rounded, atol=1e-6) and change < 0.02
+    else:
+        assert np.array_equal(read, source.to(getattr(torch, dtype)).float().numpy())
+    assert (found["blk.0.ffn_down.weight"].tensor_type.name == "F16") == (dtype in ("float16", "q8_0"))
     assert (change == 0) == ("no weight was changed" in capsys.readouterr().out) == (dtype == "float32")
 
 
-@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16")])
+@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16"), (1e7, "q8_0")])
 def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     model = tiny_model(vocab_size=VOCABULARY).eval()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
     model.save_pretrained(tmp_path / "source")
-    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+05), which"):
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+0[57]), which"):
         export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens), dtype)
     assert not list(tmp_path.glob("model*"))
 
@@ -327,7 +336,7 @@ def test_llama_cpp_gives_the_same_probabilities_and_writes_the_same(kind, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype, bound", [("float16", 0.005), ("bfloat16", 0.04)])
+@pytest.mark.parametrize("dtype, bound", [("float16", 0.005), ("bfloat16", 0.04), ("q8_0", 0.08)])
 def test_llama_cpp_reads_the_smaller_types(dtype, bound, tmp_path, tokens):
     """References: the source's probabilities, which a type moves by its rounding; the rendered chats of transformers."""
     # Dense: with experts a close choice could go the other way.
