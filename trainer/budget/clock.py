@@ -11,8 +11,8 @@ left if that is higher. As long as nothing moves, a resume trains the same updat
 
 An update takes as long as the last ones on average. One that takes far longer is a pause (Ctrl-Z, a laptop that sleeps) and costs only
 its own time. Two in a row are a new pace, until an update is fast again; what was measured before is forgotten. An evaluation takes as
-long as the fastest so far. Unless a second one took about as long, it may include a pause, and counts a hundredth of the budget more than
-planned at most.
+long as the fastest so far. Unless a second one took about as long, or two more where it took over five times as long as planned, it may include a
+pause, and counts a hundredth of the budget more than planned at most.
 
 Rank 0 keeps the time. The other ranks get a new end at the same update.
 """
@@ -200,8 +200,10 @@ class Clock:
         """The new schedule after `update` updates; None: no change."""
         self._estimate_pace()
         evaluation_seconds = self.evaluation_updates * self.pace + self.sample_seconds
-        fastest = sorted(self.evaluations)[:2]
-        if len(fastest) == 2 and fastest[1] <= ALIKE * fastest[0]:
+        fastest = sorted(self.evaluations)
+        # Two pauses may have about one length.
+        enough = 3 if fastest and fastest[0] > PAUSE_TIMES * evaluation_seconds else 2
+        if len(fastest) >= enough and fastest[enough - 1] <= ALIKE * fastest[0]:
             evaluation_seconds = fastest[0]
         elif fastest:
             evaluation_seconds = min(fastest[0], evaluation_seconds + PAUSE_SHARE * self.seconds)

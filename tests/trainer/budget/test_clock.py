@@ -125,8 +125,10 @@ def test_wherever_a_pause_is_the_run_makes_what_fits(machine, budget, updates, s
     planned = most_that_fit(budget, update, evaluation, every, 0.0)
     in_updates = [("update", number) for number in (1, 2, 9, planned // 2, planned * 9 // 10)]
     moments = [("start", 0), *in_updates, *[("evaluation", number) for number in range(1, evaluations)]]
-    in_two = {("evaluation", 1): 0.7, ("evaluation", 2): 0.3}
-    for shares in [*({moment: 1.0} for moment in moments), *[in_two] * (evaluations > 2)]:
+    # Two equal ones of less than five times an evaluation are taken for slow evaluations.
+    firsts = (0.7, 0.5) if share < 0.1 else (0.7,)
+    in_two = [{("evaluation", 1): first, ("evaluation", 2): 1 - first} for first in firsts]
+    for shares in [*({moment: 1.0} for moment in moments), *(in_two if evaluations > 2 else [])]:
         what, number = max(shares)
         done = number / planned * (every if what == "evaluation" else 1)
         lost = part * (1 - done) * budget
