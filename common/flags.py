@@ -5,7 +5,10 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+import yaml
 
 from common.errors import UserError
 from common.wording import one_line
@@ -18,45 +21,8 @@ MAX_INT = 10**9
 MAX_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
-# {flags of Hugging Face's Trainer, nanoGPT, Megatron-LM, LLaMA-Factory, axolotl and MiniMind, as patterns: the same here}.
-# The first pattern that fits decides, and of its flags the first that the command has; none: nothing here does the same.
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    r"test_\w+|(min|final|end)_(lr|learning_rate)|eval_iters|(run|wandb)_name|beta_?[12]|tokenized_path": (),
-    r"(lr_)?warmup_(ratio|fraction|proportion)": ("warmup_share",),
-    r"(eval|val|valid|validation|dev)_?(data|dataset|text|file|path|dir)s?(_(path|file|dir|name)s?)?": ("val_path", "dev_file"),
-    r"(train|training|input)?_?(data|dataset|corpus|text)s?(_(path|file|dir|name)s?)?|(train|input)_(file|path|dir)s?": ("data_path", "data_dir"),
-    r"(dev|val|valid|validation|eval)_((set_)?size|split(_percentage)?|ratio|share)": ("val_fraction",),
-    r"max_tokens|n(um)?_predict": ("max_new_tokens",),
-    r"(block|context)_size|((max_)?(seq|sequence|context|ctx)|max)_?(len|length)|cutoff_len|max_position_embeddings": ("max_seq_len", "max_length"),
-    r"n_embe?d|d_model|((model|hidden)_)?dim|width": ("hidden_size",),
-    r"(n|num)_?(layers?|blocks?)|depth": ("num_hidden_layers",),
-    r"(n|num)_?heads?": ("num_attention_heads",),
-    # total_batch_size: of nanochat and llm.c, in tokens
-    r"(global|effective)_batch(_size)?": ("rows_per_update",),
-    r"((per_(device|gpu)|micro|mini|device)_)?(train_)?batch_size|batch|bs": ("batch_size",),
-    r"(grad(ient)?_)?accum(ulate|ulation)?(_(steps?|iters?|grad_batches))?": ("accumulation_steps",),
-    r"((max|peak|base|init|initial)_)?(lr|learning_rate)": ("learning_rate",),
-    r"(lr_)?scheduler(_type)?|lr_decay_style": ("lr_schedule",),
-    r"(lr_)?warmup(_(steps|iters|updates))?": ("warmup_iters", "warmup_steps"),
-    r"(max_)?grad(ient)?_(norm|clip_?\w*)|clip_grad(_norm)?|max_norm": ("grad_clip",),
-    r"((max|num|total|train|max_train|num_train|num_training)_)?(iters|iterations|steps|updates)": ("max_updates", "max_steps"),
-    r"(n|num|max|num_train|train)_?epochs?": ("epochs",),
-    r"(log|logging|print)_(steps?|every|freq|iters?)": ("log_interval",),
-    r"eval(uation)?_steps?|(eval|val|evaluation|validation)_(every|freq)": ("eval_interval",),
-    r"(save|ckpt|checkpoint)_(steps?|every|freq|interval)": ("save_interval",),
-    r"save_total_limit|max_checkpoints": ("keep_checkpoints",),
-    r"(use_)?(bf16|bfloat16)": ("dtype bfloat16",),
-    r"(use_)?(fp16|float16|half)": ("dtype float16",),
-    r"torch_dtype|(mixed_)?precision|amp": ("dtype",),
-    r"resume(_from(_checkpoint)?)?|(auto|continue)_resume": ("from_resume",),
-    r"(base_)?model(_(name|path|name_or_path))?|load_(from|weight)|init_from": ("from_weight", "weight", "model_path"),
-    r"output_(dir|folder)|save(_path)?": ("out_dir",),
-    r"out(put)?(_path)?": ("out_dir", "out"),
-    r"tokenizer(_(name|model|dir|file|name_or_path))?|vocab(_file)?": ("tokenizer_path", "vocab_path"),
-    r"(dataloader_)?(num_)?workers": ("num_workers",),
-    r"report_to|logger": ("tracker",),
-    r"(default_)?system(_(prompt|message))?": ("system",),
-}  # fmt: skip
+# {pattern of other programs' flags: the same here}
+OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 
 
 BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -102,6 +68,12 @@ def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     return number(kind, lambda value: 0 <= value <= MAX_INT, f"a number from 0 to {MAX_INT:,}")
 
 
+def quantity(text: str) -> float:
+    """A number that may end in k, M, G or B, or T: 200k is 200,000."""
+    size = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}.get(text[-1:].lower())
+    return float(text[:-1]) * size if size else float(text)
+
+
 # argparse types for the intervals (0, 1], [0, 1) and (0, 1)
 share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
 fraction = number(float, lambda value: 0 <= value < 1, "at least 0 and below 1")
@@ -141,11 +113,13 @@ class Parser(argparse.ArgumentParser):
     def nearest(self, words: Sequence[str]) -> str:
         """Returns the "did you mean" part of the error for unknown flags; "" if no known flag does the same or is spelt alike."""
         known = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
+        # Not when this file is imported: `--help` has no need of it.
+        other_names = yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8"))
         meant = []
         # Not their values. Texts from the web have dashes of print.
         for word in filter(re.compile("[-–—]").match, words):
             name = word.partition("=")[0].lstrip("-–—").replace("-", "_")
-            others = [names for pattern, names in OTHER_NAMES.items() if re.fullmatch(pattern, name)]
+            others = [names for pattern, names in other_names.items() if re.fullmatch(pattern, name)]
             # A slip of the finger; another word or letter in front would be more.
             alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             close = [ours for ours in alike if ours[0] == name[:1] and abs(len(ours) - len(name)) <= 2]

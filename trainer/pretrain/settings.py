@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.flags import at_least, fraction, not_negative, positive, share
+from common.flags import at_least, fraction, not_negative, positive, quantity, share
 from common.settings import Settings, flags_of, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
@@ -87,10 +87,10 @@ class BudgetSettings(Settings):
         first=True,
     )
     budget_tokens: float | None = setting(
-        None, check=positive(float, MAX_BUDGET), help="a budget of tokens instead, such as 5e7"
+        None, check=positive(quantity, MAX_BUDGET), help="a budget of tokens instead, such as 200k or 5e7"
     )
     budget_flops: float | None = setting(
-        None, check=positive(float, MAX_BUDGET), help="a budget of floating-point operations instead, such as 1e16"
+        None, check=positive(quantity, MAX_BUDGET), help="a budget of floating-point operations instead, such as 1e16"
     )
     dry_run: bool = switch(False, help="only print the plan of a budget")
 
