@@ -34,15 +34,18 @@ PINNED_TORCH = $(shell grep -o '^torch==[0-9.]*' requirements.txt)
 # If the index cannot be reached, pip's own may have the same build.
 $(VENV)/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, $(PYTHON) is older; name another: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	@echo "PyTorch for $(BUILD)"
-	$(if $(TORCH_INDEX),$(PIP) --no-deps --retries 1 --timeout 10 --index-url $(TORCH_INDEX) $(PINNED_TORCH) || echo "PyTorch comes from pip's own index: $(TORCH_INDEX) does not give it")
-	$(PIP) -r requirements.txt
-	touch $@
+	@echo "1. an environment: $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2. PyTorch for $(BUILD)"
+	@$(if $(TORCH_INDEX),$(PIP) --no-deps --retries 1 --timeout 10 --index-url $(TORCH_INDEX) $(PINNED_TORCH) || echo "PyTorch comes from pip's own index: $(TORCH_INDEX) does not give it")
+	@echo "3. the packages of requirements.txt: some minutes without a line"
+	@$(PIP) -r requirements.txt
+	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(PIP) -r requirements-dev.txt
-	touch $@
+	@echo "4. the packages of requirements-dev.txt, for tests: some minutes without a line"
+	@$(PIP) -r requirements-dev.txt
+	@touch $@
 
 # For a corpus of a few megabytes: a small model that sees it several times
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon \
