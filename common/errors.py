@@ -11,6 +11,10 @@ from common.wording import loader_error_reason
 class UserError(ValueError):
     """Something that the user can fix: a flag, a file, something missing on the machine."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of the traceback: IPython looks for this name."""
+        return [f"error: {self}"]
+
 
 class PrintedByAnotherRank(UserError):
     """Ends this rank silently: another rank has the error and prints it."""

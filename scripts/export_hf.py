@@ -296,6 +296,7 @@ def write_model_card(
         from trainer.reporting.html_report import loss_picture
 
         (folder / "loss.png").write_bytes(loss_picture([run], [""]))
+    prompts = [prompt for _, prompt, _ in (run.samples if run else []) if prompt]
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True)
     card = environment.get_template("model_card.jinja").render(
         name=name,
@@ -304,6 +305,8 @@ def write_model_card(
         architecture=(exported.architectures or [""])[0],
         dtype=str(exported.dtype).removeprefix("torch."),
         run=run,
+        # as a string of Python
+        prompt=json.dumps(prompts[-1], ensure_ascii=False) if prompts else None,
         is_best=stem.endswith(".best"),
         flags=flags,
         comparison=comparison,

@@ -260,6 +260,8 @@ class Trainer:
                 targets=totals.targets,
             )
             rate = self.job.learning_rate(update, progress)
+            if not self.updates_here:
+                self.tell_raised_rate(rate)
             self.verifier.check_at_rest()
             last = len(batches) - 1
             compute = [partial(self.compute, batch, update, totals, n == last) for n, batch in enumerate(batches)]
@@ -277,6 +279,15 @@ class Trainer:
             if self.finished:
                 break
         return 0
+
+    def tell_raised_rate(self, rate: float) -> None:
+        """A line if a resume begins with more than twice the rate with which the run was saved."""
+        group = min(self.engine.groups, key=lambda group: "lr_scale" in group)
+        before = float(group["lr"]) / group.get("lr_scale", 1.0)
+        if self.progress.update and rate > 2 * before:
+            self.reporter.say(
+                f"note: the learning rate was {before:.2g} at the save, and this start makes it {rate:.2g}"
+            )
 
     def compute(self, batch: Any, update: Update, totals: Any, is_last: bool) -> None:
         """Compute a micro-batch. batch: None if this rank has no rows in it, in the last ones of an epoch."""

@@ -98,6 +98,14 @@ def test_what_a_user_can_fix_is_a_user_error(data, tmp_path):
             train(**{**SMALL, "data_path": data, "out_dir": tmp_path, **wrong})
 
 
+def test_a_notebook_shows_it_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    shell.run_cell("from trainer import train\ntrain(budget='20s', budget_tokens='200k')")
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).strip() == "error: --budget and --budget_tokens exclude each other: drop one"
+
+
 def test_an_import_brings_next_to_nothing():
     """And a wrong flag nothing of torch."""
     program = "import sys; old = set(sys.modules); from trainer import train; print(len(sys.modules.keys() - old))\n"

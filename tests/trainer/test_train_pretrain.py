@@ -48,8 +48,9 @@ def test_log_lines_and_exit_code(data, tmp_path):
     assert [int(line[2]) for line in lines] == wanted * 2
     assert [line[0] for line in lines] == ["1"] * len(wanted) + ["2"] * len(wanted)
     assert "tokens each" in ended.stdout and "parameters" in ended.stdout and "FLOP per token" in ended.stdout
-    start, *metrics = records(tmp_path / "there" / "pretrain_16.metrics.jsonl", None)
+    start, *metrics, trained = records(tmp_path / "there" / "pretrain_16.metrics.jsonl", None)
     assert [f"{record['loss']:.3f}" for record in metrics] == [line[4] for line in lines]
+    assert trained["trained"][0]["passes"] == 2
     assert {"step", "update", "loss", "lr", "epoch_Time", "grad_norm", "tokens_per_second", "memory"} <= set(metrics[0])
     assert {"settings", "model", "data", "machine", "versions"} <= set(start)
     script = ROOT / "trainer" / "train_pretrain.py"
@@ -78,8 +79,9 @@ def test_weights_and_config(data, tmp_path, generation, moe):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
-    """What a resume announces as changed is changed: the groups' options are the new flags', the moments the old ones."""
+def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path, capsys):
+    """What a resume announces as changed is changed: the groups' options are the new flags', the moments the old ones. A much higher
+    rate is told, but not again."""
     options = {"data_path": data, "out_dir": tmp_path, "optimizer": "muon"}
     run = train(**options, epochs=1)
     before, first_lines = run.engine.groups, len(records(run))
@@ -90,6 +92,13 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     assert after[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
     # In the middle of the longer run a cosine is half down, and MiniMind adds a tenth.
     assert records(run)[first_lines]["lr"] == pytest.approx((0.5 + 0.1) * 1e-3)
+    last = records(run)[first_lines - 1]["lr"]
+    assert (
+        capsys.readouterr().out.count(f"the learning rate was {last:.2g} at the save, and this start makes it 0.0006")
+        == 1
+    )
+    train(**options, epochs=3, from_resume=1, learning_rate=1e-4)
+    assert "the learning rate was" not in capsys.readouterr().out
 
 
 def test_what_a_user_can_mend_is_one_line(data, tmp_path, capsys):

@@ -210,7 +210,10 @@ class PretrainJob(Job):
         return {**record_of(self.config), ROW_LENGTH_FIELD: self.settings.max_seq_len}
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
-        return self.corpus.tokens_of_sources(progress.epoch, progress.row)
+        if sources := self.corpus.tokens_of_sources(progress.epoch, progress.row):
+            return sources
+        of_last_pass = progress.row / self.corpus.plan(progress.epoch).n_rows if progress.row else 0.0
+        return [("the text", progress.tokens, progress.epoch + of_last_pass)]
 
 
 def identity_of(parts: Parts) -> Identity:

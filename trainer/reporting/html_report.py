@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, downsample, quality, risen_validation, smooth
+from trainer.reporting.records import CHARTS, LOSS, Chart, RunRecords, downsample, quality, risen_validation, smooth
 
 # evaluations before the last one whose samples are shown
 N_EARLIER = 20
@@ -74,13 +74,17 @@ def for_browser(value: object) -> object:
 
 
 def draw(
-    curves: Sequence[Sequence[Curve]], names: Sequence[str], logarithmic: bool, size: tuple[float, float] = (4.6, 2.9)
+    runs: Sequence[RunRecords], names: Sequence[str], chart: Chart, size: tuple[float, float] = (4.6, 2.9)
 ) -> Figure:
     """Draw the curves of each run; x: tokens trained. size: in inches."""
+    curves = [run.curves(chart) for run in runs]
+    marks = runs[0].ends_of_passes() if chart is LOSS and len(runs) == 1 else []
     # Not pyplot, which keeps every figure until it is closed and looks for a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     lines = []
+    for tokens in marks:
+        axes.axvline(tokens, color=INK, linewidth=0.8, linestyle=":", alpha=0.6)
     several_runs = len(curves) > 1
     several_fields = len({curve.field for of_run in curves for curve in of_run}) > 1
     for i, (of_run, name) in enumerate(zip(curves, names, strict=True)):
@@ -98,7 +102,7 @@ def draw(
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
     lowest, highest = axes.dataLim.intervaly
-    if logarithmic and 0 < 3 * lowest < highest:
+    if chart.logarithmic and 0 < 3 * lowest < highest:
         axes.set_yscale("log")
         # Powers of ten alone would give one or two labels.
         if highest < 30 * lowest:
@@ -107,7 +111,7 @@ def draw(
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else "{x:.4g}")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("tokens trained", color=INK)
+    axes.set_xlabel("tokens trained" + "; dotted: a pass over the text ends" * bool(marks), color=INK)
     axes.tick_params(colors=INK, length=0)
     axes.grid(color=GRID, linewidth=0.6)
     axes.spines[:].set_visible(False)
@@ -120,7 +124,7 @@ def draw(
 
 def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
     """The loss curves of the runs over the tokens trained, as a PNG."""
-    figure = draw([run.curves(LOSS) for run in runs], names, LOSS.logarithmic, size=(8, 4.5))
+    figure = draw(runs, names, LOSS, size=(8, 4.5))
     # A title of the figure would be drawn over the legend of several runs.
     figure.axes[0].set_title(LOSS.title, loc="left")
     picture = io.BytesIO()
@@ -132,14 +136,13 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
     """[(caption, SVG)] of the charts that have data."""
     drawn = []
     for number, chart in enumerate(CHARTS):
-        curves = [run.curves(chart) for run in runs]
         # The curves of all experts of several runs would be a tangle.
-        if not any(curves) or (len(runs) > 1 and chart.fields == ("expert_load/*",)):
+        if not any(run.curves(chart) for run in runs) or (len(runs) > 1 and chart.fields == ("expert_load/*",)):
             continue
         drawing = io.StringIO()
         # The salt makes the ids of a drawing unique in the page.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart{number}"}):
-            draw(curves, names, chart.logarithmic).savefig(drawing, format="svg", transparent=True)
+            draw(runs, names, chart).savefig(drawing, format="svg", transparent=True)
         svg = drawing.getvalue()
         # HTML has no XML declaration within a page, and only the page knows whether it is dark or light.
         svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")

@@ -75,7 +75,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         share = tokens / total
         sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
         reporter.say(f"trained on {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
-    if sources:
+    if is_complete:
         reporter.record(progress, {"trained": sources})
     if progress.skipped:
         updates = counted(progress.update, "update")

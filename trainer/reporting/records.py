@@ -142,6 +142,7 @@ class RunRecords:
         self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
         self.trained: list[dict[str, Any]] = []
+        self.is_finished = False
         self.columns: dict[str, tuple[array, array]] = {}
 
     @classmethod
@@ -186,6 +187,7 @@ class RunRecords:
             self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
+            self.is_finished = True
         else:
             for field, value in flat_numbers(record).items():
                 number = float(value)
@@ -207,7 +209,16 @@ class RunRecords:
         """[(label, text)] of the last logged FIGURES, and of the scores at the run's task."""
         of_task = [(field, field, "{:.4f}".format) for field in METRICS.fields_among(self.columns)]
         values = [(label, self.last(field), write) for label, field, write in (*FIGURES, *of_task)]
-        return [(label, write(value)) for label, value, write in values if value is not None]
+        figures = [(label, write(value)) for label, value, write in values if value is not None]
+        passes = ", ".join(f"{source['passes']:.2f}" for source in self.trained)
+        return [*figures, ("passes over the text", passes)] if passes else figures
+
+    def ends_of_passes(self) -> list[float]:
+        """Tokens trained at the end of each pass over the text, of a finished run with one source and at most 50 passes."""
+        passes = self.trained[0]["passes"] if len(self.trained) == 1 else 0.0
+        tokens = self.last("tokens") or 0.0
+        # Whole passes of several: rounding must not lose the last one.
+        return [tokens * n / passes for n in range(1, int(passes + 1e-6) + 1)] if passes <= 50 else []
 
     def start_record(self, part: str) -> dict[str, Any]:
         """A part of the last start's record: settings, model, data, machine, versions."""

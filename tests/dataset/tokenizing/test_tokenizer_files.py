@@ -100,6 +100,8 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         {"update": 1, "tokens": 9, **start, "model": {}, "data": {}, "machine": {}, "versions": {}},
         {"update": 10, "tokens": 1234567, "loss": 3.25},
         {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
+        {"update": 20, "tokens": 1234567, "prompt": 'say "\u4f60\n', "text": "x"},
+        {"update": 20, "tokens": 1234567, "trained": [{"source": "/home/alice/a", "passes": 2.5}, {"passes": 0.5}]},
     ]
     weight = write(home)
     metrics = weight.with_name("pretrain_32.metrics.jsonl")
@@ -112,8 +114,16 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         for private in ("alice", "Alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
             assert private.encode() not in content, (file.name, private)
     card = (home / "hf" / "README.md").read_text()
-    for told in ("library_name: transformers", "| updates | 20 |", "| tokens | 1,234,567 |", "3.5000", "bitwise"):
+    for told in (
+        "library_name: transformers",
+        "| updates | 20 |",
+        "| tokens | 1,234,567 |",
+        "3.5000",
+        "bitwise",
+        "2.50, 0.50",
+    ):
         assert told in card
+    assert """tokenizer("say \\"\u4f60\\n", return_tensors="pt")""" in card
     assert "| `--learning_rate` | `0.0005` |" in card
 
 

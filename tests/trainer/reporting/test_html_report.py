@@ -78,7 +78,8 @@ def test_the_page_of_a_run(data, tmp_path):
     assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
     (sample,) = records(run, "text")
     assert sample["text"].startswith("the cat") and "<b>the cat</b>" in page
-    assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
+    assert "<h2>Go on" in page and "continue after a stop" not in page, "the run is finished"
+    assert page.count("<svg") >= 7 and "Expert load" in page and "<th>passes over the text</th><td>1.00</td>" in page
     assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -149,8 +150,10 @@ def test_what_is_no_metrics_file_is_named(tmp_path, content):
 
 
 def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
-    path = metrics_file(tmp_path / "a.metrics.jsonl", start={"data": {**START["data"], "gzip": 3.0}})
-    trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 1.5}
+    start = {"data": {**START["data"], "gzip": 3.0}, "next_commands": [["continue after a stop", "python a.py"]]}
+    path = metrics_file(tmp_path / "a.metrics.jsonl", start=start)
+    assert "continue after a stop" in page_of(path) and "dotted" not in page_of(path)
+    trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 2.5}
     add(path, {"step": 49, "update": 49, "tokens": 4900, "expected_loss": 1.5})
     add(path, {"step": 50, "update": 50, "tokens": 5000, "trained": [trained]})
     # A loss of 1.25 nats a token was 0.75 bits a byte, so 1.5 nats are 0.9.
@@ -161,6 +164,9 @@ def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
     order += ["<h2>More curves", "<h2>Settings", "<details"]
     places = [page.index(part) for part in order]
     assert places == sorted(places)
+    # 4,900 tokens are two and a half passes.
+    assert RunRecords.read(path).ends_of_passes() == pytest.approx([1960, 3920])
+    assert page.count("dotted: a pass over the text ends") == 1 and "continue after a stop" not in page
     # What was trained of each source
     assert "<td>12,345</td>" in page and "&lt;b&gt;web&lt;/b&gt;/" in page and "<b>web" not in page
 
