@@ -224,13 +224,8 @@ def test_without_a_gpu_torch_comes_from_the_index_of_its_cpu_builds(set_up):
     assert ended.returncode == 0
     assert f"--index-url {CPU_INDEX} torch==2.13.0" in first
     assert second.endswith("-r requirements.txt") and "index-url" not in second
-    # A line a step, before it: pip is silent for minutes.
-    assert [line[:12] for line in ended.stdout.splitlines()] == [
-        "1. an enviro",
-        "2. PyTorch f",
-        "PyTorch come",
-        "3. the packa",
-    ]
+    # A line before each step, since pip is silent, and one for the index
+    assert [line[:2] for line in ended.stdout.splitlines()] == ["1.", "2.", "Py", "3."]
     assert "PyTorch for the CPU" in ended.stdout and "0.4 GB" in ended.stdout
     assert f"PyTorch comes from pip's own index: {CPU_INDEX}" in ended.stdout
 

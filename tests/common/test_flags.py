@@ -98,16 +98,16 @@ def test_an_empty_text_is_what_an_unset_variable_leaves_and_is_refused(command):
         (EVALUATE, "--block_size 8 --model a", "--max_length --weight"),
         # The public trainers of ELECTRA: lucidrains' on OpenWebText, then richarddwang's notebook
         (ELECTRA, "--data_n_tensors_per_file 9 --data_vocab_file a --gpu 0", "--data_path --vocab_path --device"),
-        (
-            ELECTRA,
-            "--data_max_seq_length 8 --gpu_deterministic --distributed_port 9",
-            "--max_seq_len --deterministic 1",
-        ),
+        (ELECTRA, "--data_max_seq_length 8 --gpu_deterministic", "--max_seq_len --deterministic 1"),
         (ELECTRA, "--model_generator a --model_discriminator b", "--generator_config --discriminator_config"),
         (ELECTRA, "--model_mask_prob 0.1 --opt_lr 1 --gpu_mixed_precision", "--mask_share --learning_rate --dtype"),
         (ELECTRA, "--opt_batch_size 8 --opt_warmup_steps 8 --step_log 9", "--batch_size --warmup_steps --log_interval"),
         (ELECTRA, "--opt_num_training_steps 8 --step_ckpt 9 --datas c", "--max_steps --save_steps --data_path"),
-        (ELECTRA, "--schedule a --electra_mask_style b --logger d", "--lr_schedule --mask_style --tracker"),
+        (
+            ELECTRA,
+            "--schedule a --electra_mask_style b --logger d --distributed_port 9",
+            "--lr_schedule --mask_style --tracker",
+        ),
         (ELECTRA, "--gen_smooth_label True --disc_smooth_label True", "--gen_smooth 0.1 --disc_smooth 0.1"),
         (ELECTRA, "--to_fp16 --generator_size_divisor 4 --bs 8", "--dtype float16 --generator_divisor --batch_size"),
         (SFT, "--lora_rank 8 --dpo_beta 0.1", ""),

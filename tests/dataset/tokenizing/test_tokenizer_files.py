@@ -114,15 +114,9 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         for private in ("alice", "Alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
             assert private.encode() not in content, (file.name, private)
     card = (home / "hf" / "README.md").read_text()
-    for told in (
-        "library_name: transformers",
-        "| updates | 20 |",
-        "| tokens | 1,234,567 |",
-        "3.5000",
-        "bitwise",
-        "2.50, 0.50",
-    ):
+    for told in ("library_name: transformers", "| updates | 20 |", "| tokens | 1,234,567 |", "3.5000", "bitwise"):
         assert told in card
+    assert "| passes over the text | 2.50, 0.50 |" in card
     assert """tokenizer("say \\"\u4f60\\n", return_tensors="pt")""" in card
     assert "| `--learning_rate` | `0.0005` |" in card
 
