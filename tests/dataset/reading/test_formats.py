@@ -37,8 +37,8 @@ RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text()
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
 STEPS = st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES])
 TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
-PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
-VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
+PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "三", "\n#"]), max_size=30)
+VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>", "\n#"]
 BOM = b"\xef\xbb\xbf"
 # {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
 TEXT_OF_LINE = {
@@ -430,6 +430,7 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
     assert len(found) == len(expected) + bad.total
 
 
+@example(parts=["a", "\n#", "\r\n", "\n#", "b\r", "\n#", "c"], chunk=5, value="\n#")
 @given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(VALUES))
 @settings(max_examples=150, deadline=None)
 def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chunk, value):
@@ -448,6 +449,14 @@ def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chun
         assert value == PARAGRAPHS or piece.strip("\n") == piece
         assert piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
     assert found == [] or found[-1][0] <= text.count("\n") + 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", VALUES)
+def test_blank_lines_behind_the_last_mark_take_linear_time(tmp_path, value):
+    """A megabyte: each blank line looked at from each other one would be 10^12 steps."""
+    (tmp_path / "a.txt").write_text("<|end|>\n#" + " \n" * 500_000 + "x", newline="")
+    assert list(read_documents(tmp_path / "a.txt", document_end=value))[-1][1].endswith("x")
 
 
 def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):
