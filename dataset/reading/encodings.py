@@ -17,8 +17,8 @@ MULTI_BYTE = {"gb18030": "GBK", "big5hkscs": "Big5", "cp932": "Shift-JIS", "euc_
 ONE_BYTE = "cp1252 latin_1 cp1250 iso8859_2 cp1251 koi8_r koi8_u cp866 iso8859_5 cp1253 iso8859_7 cp1254 cp1255 cp1256 cp1257 cp1258 cp874"
 # Maximum share of what charset-normalizer finds odd, such as mixed scripts: one-byte encodings read nearly everything.
 MAX_MESS = 0.3
-# Bytes of each of three parts of a file that are looked at, and the characters that are shown
-PART_BYTES, SHOWN = 1 << 18, 16
+# Bytes of each of three parts of a file that are looked at
+PART_BYTES = 1 << 18
 # From one such byte to another: no encoding has them within a character.
 WHOLE = re.compile(rb"[\0-/].*[\0-/]", re.DOTALL)
 
@@ -32,7 +32,7 @@ def how_to_convert(path: Path) -> str:
     names: dict[str, list[str]] = {}
     for name, text in readings.items():
         at = next((i for i, character in enumerate(text) if not character.isascii()), 0)
-        excerpt = text[max(at - SHOWN // 4, 0) :][:SHOWN]
+        excerpt = text[max(at - 4, 0) : at + 12]
         names.setdefault(excerpt, []).append(f"{name} ({MULTI_BYTE[name]})" if name in MULTI_BYTE else name)
     shown = ", ".join(f"{excerpt!r} in {' or '.join(alike)}" for excerpt, alike in names.items())
     command = conversion_command(path, next(iter(readings)))

@@ -91,8 +91,8 @@ def refuse_other_content(beginning: bytes, path: Path) -> None:
             raise DataError(f"{path}: {content}")
     for mark, encoding in WIDE_ENCODINGS.items():
         if re.match(mark, beginning):
-            name = encoding.upper()
-            raise DataError(f"{path}: the text is in {name}; convert it to UTF-8: {conversion_command(path, encoding)}")
+            command = conversion_command(path, encoding)
+            raise DataError(f"{path}: the text is in {encoding.upper()}; convert it to UTF-8: {command}")
 
 
 def skip_or_raise(fault: Fault, bad_lines: BadLines | None) -> None:
