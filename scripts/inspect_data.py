@@ -47,6 +47,8 @@ from trainer.sft.settings import SftSettings
 
 # Characters of an example, and tokens decoded for one
 EXCERPT, EXCERPT_TOKENS = 120, 80
+# Shorter paragraphs, such as "Yes.", may well come twice in a text.
+PARAGRAPH_FROM = 20
 
 
 @dataclass
@@ -129,6 +131,8 @@ class DataLook:
         # {kind: lines with examples}
         self.oddities: dict[str, list[str]] = {}
         self.odd_counts: Counter[str] = Counter()
+        # Of each source; repeated: those that the same document has before
+        self.paragraphs, self.repeated = Counter[int](), Counter[int]()
 
     def sections(self) -> list[Section]:
         """All sections. Reads all texts once."""
@@ -168,6 +172,11 @@ class DataLook:
                     if self.is_chat:
                         # The store counts the bytes of the whole line.
                         self.text_bytes[number] = len(body.encode("utf-8", "replace"))
+                    # Without blank lines each line is one.
+                    parts = re.split(r"\n\s*\n" if "\n\n" in body else "\n", body)
+                    paragraphs = [part for part in parts if len(part) >= PARAGRAPH_FROM]
+                    self.paragraphs[source_of_file[file]] += len(paragraphs)
+                    self.repeated[source_of_file[file]] += len(paragraphs) - len(set(paragraphs))
                     n_tokens = int(self.lengths[number])
                     for kind, at in oddities_of(body, n_tokens, special, self.settings.max_seq_len):
                         self.odd_counts[kind] += 1
@@ -222,10 +231,13 @@ class DataLook:
         """Counts, and the documents with the most copies of each kind."""
         is_copy = copies.of != NO_EARLIER
         rows = []
-        for name, documents in self._documents_of_sources():
+        for number, (name, documents) in enumerate(self._documents_of_sources()):
             exact, copied = int(copies.is_exact[documents].sum()), int(is_copy[documents].sum())
-            near = share_of(copied - exact, len(documents)) if self.settings.texts else "not looked for"
-            rows.append([name, share_of(exact, len(documents)), near])
+            repeated = share_of(self.repeated[number], self.paragraphs[number])
+            of_texts = [share_of(copied - exact, len(documents)), repeated]
+            if not self.settings.texts:
+                of_texts = ["not looked for"] * 2
+            rows.append([name, share_of(exact, len(documents)), *of_texts])
         below = []
         if self.settings.texts and is_copy.any():
             below.append(
@@ -246,7 +258,7 @@ class DataLook:
                 tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
                 below += example(self.location(original), remark, text)
-        return Section("Copies of earlier documents", ["", "exact", "near"], rows, below=below)
+        return Section("Copies of earlier documents", ["", "exact", "near", "repeated paragraphs"], rows, below=below)
 
     def location(self, number: int) -> str:
         """file:line of a document, numbered over all sources; its number if the texts were not read."""

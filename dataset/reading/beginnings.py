@@ -12,13 +12,16 @@ from dataset.reading.streams import open_stream
 BEGINNING_BYTES, MAX_FILES = 1 << 17, 200
 # A JSON object, or an array of objects or strings
 JSON = re.compile(r'\s*(\{\s*"[^"\n]*"\s*:|\[\s*[{"])')
-# Names of columns; in prose a space follows a comma.
-HEADER = re.compile(r'"?\w[\w .-]*"?(,"?\w[\w .-]*"?)+')
-# Ends of documents in public text files; fewer are mentioned rather than used.
-END_MARK = re.compile(r"<\|end_?of_?(?:text|document)\|>|</s>|<eos>|\[EOS\]", re.IGNORECASE)
+# Names of columns, which begin with a letter; in prose a space follows a comma.
+HEADER = re.compile(r'"?[^\W\d][\w .-]*"?(,"?[^\W\d][\w .-]*"?)+')
+# Marks between documents in public text files, in those of WikiExtractor, Common Crawl (WET), chess (PGN) and FASTA too
+MARK = re.compile(
+    r"(?im)<\|end_?of_?(?:text|document)\|>|</s>|<eos>|\[EOS\]|</doc>|^WARC/1\.\d|^\[Event |^>(?=.*\n[A-Z*-]{8,}\r?$)"
+)
+# Fewer are mentioned rather than used.
 MIN_MARKS = 3
-# So many lines that have so few characters on average are names or verses, not prose.
-MIN_LINES, SHORT_LINE = 1000, 60
+# So many lines that have so few characters on average are names or verses, not prose; so many of so many may be articles.
+MIN_LINES, SHORT_LINE, MIN_LONG, LONG_LINE = 1000, 60, 30, 250
 
 
 def notices_on_texts(files: Sequence[Path], document_end: str | None) -> list[str]:
@@ -50,7 +53,11 @@ def advice_on(beginning: str, kind: FileKind, document_end: str | None) -> str:
     right_suffix = ""
     if JSON.match(beginning):
         right_suffix = ".jsonl" if re.fullmatch(r"\{.*\}", lines[0]) else ".json"
-    elif len(lines) > 2 and len({line.count("\t") for line in lines[:50]}) == 1 and "\t" in lines[0]:
+    elif (
+        len(lines) > 2
+        and len({line.count("\t") for line in lines[:50]}) == 1
+        and re.search(r"[^\W\d].*\t|\t.*[^\W\d]", lines[0])
+    ):
         right_suffix = ".tsv"
     elif len(lines) > 2 and HEADER.fullmatch(lines[0]) and all("," in line for line in lines[:50]):
         right_suffix = ".csv"
@@ -58,12 +65,15 @@ def advice_on(beginning: str, kind: FileKind, document_end: str | None) -> str:
         return f"read as plain text, marks and labels included, but it looks like {right_suffix}: give it that suffix"
     if document_end not in (None, PARAGRAPHS):
         return ""
-    marks = END_MARK.findall(beginning)
+    marks = MARK.findall(beginning)
     if len(marks) >= MIN_MARKS:
-        return f"read as one document with many {marks[0]}: if they end its parts, add --split_text '{marks[0]}'"
+        return f"read as one document with many {marks[0]}: if they divide its texts, add --split_text '{marks[0]}'"
     blocks = len(re.findall(r"\n\s*\n", beginning.strip())) + 1
     is_split = document_end == PARAGRAPHS and blocks > 1
+    if blocks == 1 and len(lines) >= MIN_LONG and len(beginning) > LONG_LINE * len(lines):
+        return f"read as one document of long lines: if each is a text, add --split_text {LINES}"
     if is_split or len(lines) < MIN_LINES or len(beginning) > SHORT_LINE * len(lines):
         return ""
-    value = BLANK if MIN_LINES < 10 * blocks < 7 * len(lines) else LINES
+    # Poems have up to 50 lines on average; blank lines among names are fewer.
+    value = BLANK if len(lines) < 50 * blocks < 35 * len(lines) else LINES
     return f"read as one document of many short lines: if they are several texts, add --split_text {value}"

@@ -36,6 +36,8 @@ BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
 # Behind the end of the line before, for a fast search
 BLANK_LINES = rb"\n(?:(?:\xef\xbb\xbf)?\s*\n)++"
+# The line end of the last text and the blank rest of a file. Possessive, and from the start of white space alone: linear.
+BLANK_REST = re.compile(rb"(?<!\s)([^\S\n]*+\n)\s*+(?:\xef\xbb\xbf\s*+)?\Z")
 
 
 def read_documents(
@@ -190,7 +192,7 @@ def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Patte
         data = data[begin - shared :]
         if len(data) > faults.MAX_DOCUMENT_BYTES:
             raise DataError(f"{path}:{line}: {too_long('part of the text').args[1]}")
-    yield line, re.sub(rb"\n(?:\xef\xbb\xbf)?\s*\Z", b"\n", data)[shared:]
+    yield line, BLANK_REST.sub(rb"\1", data)[shared:]
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -225,7 +227,8 @@ FORMATS = {
     ".parquet": Format(find_values, text_of_value),
     ".arrow": Format(find_values, text_of_value),
 }
-# {document_end: what separates documents}; others are marks. A line end after a mark belongs to no document.
+# {document_end: what separates documents}; others are marks. A line end after a mark belongs to no document, or to the next
+# mark if it begins with one.
 SEPARATORS = {LINES: rb"(?:\r?\n)++", BLANK: BLANK_LINES, PARAGRAPHS: BLANK_LINES}
 
 
@@ -235,6 +238,7 @@ def _format_of(path: Path, document_end: str | None) -> Format:
         return FORMATS[kind.suffix]
     if document_end is None:
         return Format(_find_whole_text, _text_of_file)
-    separator = SEPARATORS.get(document_end) or re.escape(os.fsencode(document_end)) + rb"[\r\n]*"
+    mark = re.escape(os.fsencode(document_end)).replace(b"\\\n", rb"\r?\n")
+    separator = SEPARATORS.get(document_end) or (mark if document_end[0] in "\r\n" else mark + rb"[\r\n]*")
     text_of_piece = _text_of_file if document_end == PARAGRAPHS else _text_of_piece
     return Format(partial(_find_pieces, separator=re.compile(separator)), text_of_piece)

@@ -1,15 +1,12 @@
 """Size limits of documents, and the faults of lines and files."""
 
-import contextlib
-import os
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import DataError
 from dataset.reading.bad_lines import BadLines, Fault
-from dataset.reading.file_kinds import kind_of
+from dataset.reading.encodings import conversion_command, how_to_convert
 
 # Maximum bytes of a decompressed line, a text file, a value in a table. A reader holds a few copies of it.
 MAX_DOCUMENT_BYTES = 256 << 20
@@ -37,6 +34,8 @@ def too_long(what: str, max_bytes: int | None = None) -> BadLine:
     return BadLine("too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents")
 
 
+# the kind of a fault of a whole file
+NOT_UTF8 = "not UTF-8"
 # {pattern of a text's first bytes: its encoding}: a byte-order mark, or the zeros beside ASCII characters
 WIDE_ENCODINGS = {
     rb"\xff\xfe\0\0|\0\0\xfe\xff": "utf-32",
@@ -53,18 +52,6 @@ OTHER_CONTENT = {
 }
 # {whether these are chats: what to do where the field of the text is missing}
 ADVICE = {False: "--text_field names another one", True: "these are conversations, which train_sft.py reads"}
-# fault kind of text in the usual encoding of Chinese Windows
-GBK = "GBK"
-
-
-def not_utf8(raw: bytes, reason: str) -> BadLine:
-    """The fault of a line or text that is not UTF-8."""
-    # Two adjacent non-ASCII bytes: rare in Latin-1, and nearly always valid GB 18030.
-    if re.search(rb"[\x81-\xfe]{2}", raw):
-        with contextlib.suppress(UnicodeDecodeError):
-            raw.decode("gb18030")
-            return BadLine(GBK, f"{reason}; it may be GBK (GB 18030)")
-    return BadLine("bad UTF-8", reason)
 
 
 def text_of(raw: bytes, text_field: str = "") -> str:
@@ -75,7 +62,7 @@ def text_of(raw: bytes, text_field: str = "") -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise not_utf8(raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
+        raise BadLine(NOT_UTF8, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
 def check_column(text_field: str, names: Sequence[str], where: str, is_chat: bool = False) -> None:
@@ -89,7 +76,8 @@ def check_column(text_field: str, names: Sequence[str], where: str, is_chat: boo
     if "\0" in shown:
         shown, advice = "unreadable", "the file is binary, or in UTF-16; convert it to UTF-8"
     elif "\\udc" in shown:
-        advice = "the file is not UTF-8, perhaps GBK: save it as CSV UTF-8"
+        file = Path(where.rpartition(":")[0])
+        advice = f"the file is not UTF-8; {how_to_convert(file) or 'save it as CSV UTF-8'}"
     elif len(names) == 1 and re.search("[;,\t]", shown):
         advice = "separate columns by commas, in a .tsv by tabs (or rename the file)"
     what = "no column" if text_field not in names else "more than one column"
@@ -103,21 +91,8 @@ def refuse_other_content(beginning: bytes, path: Path) -> None:
             raise DataError(f"{path}: {content}")
     for mark, encoding in WIDE_ENCODINGS.items():
         if re.match(mark, beginning):
-            name = encoding.upper()
-            raise DataError(f"{path}: the text is in {name}; convert it to UTF-8: {conversion_command(path, encoding)}")
-
-
-def conversion_command(path: Path, encoding: str) -> str:
-    """Command that converts a file to UTF-8, with the suffix that determines its kind."""
-    kind = kind_of(path)
-    source = str(path.with_suffix("") if kind.compression else path)
-    source = f'"{source}"' if os.name == "nt" else shlex.quote(source)
-    # newline='': line ends within a document stay.
-    command = (
-        f"python -c \"import sys; open('converted{kind.suffix}', 'w', encoding='utf-8', newline='')"
-        f".write(open(sys.argv[1], encoding='{encoding}', newline='').read())\" {source}"
-    )
-    return f"decompress it, then {command}" if kind.compression else command
+            command = conversion_command(path, encoding)
+            raise DataError(f"{path}: the text is in {encoding.upper()}; convert it to UTF-8: {command}")
 
 
 def skip_or_raise(fault: Fault, bad_lines: BadLines | None) -> None:
@@ -125,7 +100,6 @@ def skip_or_raise(fault: Fault, bad_lines: BadLines | None) -> None:
     if bad_lines is not None:
         bad_lines.add(fault)
         return
-    advice = "fix the line, or pass --skip_bad_lines"
-    if fault.kind == GBK:
-        advice = f"convert the file: {conversion_command(Path(fault.path), 'gb18030')}"
+    advice = how_to_convert(Path(fault.path)) if fault.kind == NOT_UTF8 else ""
+    advice = advice or "fix the line, or pass --skip_bad_lines"
     raise DataError(f"{fault.path}:{fault.line}: {fault.reason}; {advice}")

@@ -17,7 +17,7 @@ from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.chat_forms import LISTS, JsonObject, Shape, keys_of, shape_of
 from dataset.reading.conversations import CONVERSATION, Notes, text_of_conversation
-from dataset.reading.faults import ADVICE, BadLine, RawDocument, not_utf8, too_long
+from dataset.reading.faults import ADVICE, NOT_UTF8, BadLine, RawDocument, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # `text_field` for objects of any form, as in evaluation sets
@@ -118,7 +118,8 @@ def value_of_line(raw: bytes) -> object:
         # The last character is incomplete: the writer was interrupted, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
-        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x}, byte {error.start + 1} of its JSON") from None
+        byte = f"byte 0x{raw[error.start]:02x}, byte {error.start + 1} of its JSON"
+        raise BadLine(NOT_UTF8, f"not UTF-8: {byte}") from None
     except json.JSONDecodeError as error:
         # NULs, as after a full disk
         if b"\0" in raw:

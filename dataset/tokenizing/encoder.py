@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import string
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
@@ -32,8 +33,9 @@ PART_CHARACTERS = 1 << 18
 LONGEST_WHOLE = 1 << 21
 # From this many on, the start of the faster tokenizer pays: 0.04 s, for 150,000 entries 1.8 s.
 MANY_CHARACTERS = 1 << 20
-# Characters that a part may end before
+# Characters that a part may end before: after a letter, and after a digit
 MARKS = "\n ,.，。"
+AFTER_DIGITS = string.whitespace[:4] + string.punctuation
 
 
 class TooLongToEncode(ValueError):
@@ -234,9 +236,9 @@ def is_plain_bpe(spec: dict[str, Any]) -> bool:
 
 
 # A tokenizer holds more than 100 bytes per byte of a text until it is done, so a long text is encoded in parts, with the
-# ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop. There all
-# WORD_PATTERNS end a piece, whatever follows: a run of letters is over, and the next character starts a new piece; no
-# merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
+# ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop, or after a digit and
+# before any mark of ASCII. There all WORD_PATTERNS end a piece, whatever follows: a run of letters or digits is over, and
+# the next character starts a new piece; no merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
 # LONGEST_WHOLE characters.
 def can_be_cut(spec: dict[str, Any], parse_special_tokens: bool) -> bool:
     """True if long texts may be cut for the tokenizer of this tokenizer.json."""
@@ -244,7 +246,7 @@ def can_be_cut(spec: dict[str, Any], parse_special_tokens: bool) -> bool:
         # Such tokens are split off before a text is cut into pieces. One that spans a cut, or depends on its neighbours,
         # forbids cuts.
         if parse_special_tokens or not token["special"]:
-            spans = any(pair[0].isalpha() and pair[1] in MARKS for pair in pairwise(token["content"]))
+            spans = any(_is_cut(*pair) for pair in pairwise(token["content"]))
             if spans or token["rstrip"] or token["single_word"]:
                 return False
     normalizer = (spec["normalizer"] or {"type": "none"})["type"]
@@ -268,9 +270,16 @@ def _is_known(step: dict[str, Any]) -> bool:
     return bool(step["type"] == "Digits")
 
 
+def _is_cut(before: str, after: str) -> bool:
+    """True if a part may end between two characters."""
+    if before in string.digits:
+        return after in AFTER_DIGITS
+    # a letter of the Unicode tables of 2002, on which all later ones agree
+    return after in MARKS and unicodedata.ucd_3_2_0.category(before)[0] == "L"
+
+
 def parts_of(text: str, max_characters: int) -> Iterator[str]:
     """Yields parts of at most `max_characters`; a longer one only if it has no place to cut."""
-    category = unicodedata.ucd_3_2_0.category
     begin = 0
     while len(text) - begin > max_characters:
         # one character too many: the caller refuses such a part
@@ -278,9 +287,7 @@ def parts_of(text: str, max_characters: int) -> Iterator[str]:
         # the last place within the part, else the first one after it
         last = begin + max_characters
         places = chain(range(last, begin, -1), range(last + 1, furthest))
-        # after a letter of the Unicode tables of 2002, on which all later ones agree
-        cuts = (at for at in places if text[at] in MARKS and category(text[at - 1])[0] == "L")
-        end = next(cuts, furthest)
+        end = next((at for at in places if _is_cut(text[at - 1], text[at])), furthest)
         yield text[begin:end]
         begin = end
     yield text[begin:]

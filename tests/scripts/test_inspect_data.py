@@ -34,7 +34,22 @@ def test_all_that_was_planted_is_found_and_nothing_else(two_files):
     first, second = two_files
     sections = {section.title: section for section in look_at("--data_path", first, second).sections()}
     of_first, of_second = sections["Copies of earlier documents"].rows
-    assert of_first == [first, "0", "0"] and of_second[1].startswith("50 ") and 19 <= int(of_second[2].split()[0]) <= 20
+    assert (
+        of_first == [first, "0", "0", "0"]
+        and of_second[1].startswith("50 ")
+        and 19 <= int(of_second[2].split()[0]) <= 20
+    )
+
+
+def test_repeated_paragraphs_of_one_text_joined_of_many_are_counted(tmp_path):
+    """Ten of forty paragraphs come again, two of them twice; short ones do not count. Without blank lines each line is one."""
+    paragraphs = [f"Paragraph {number} tells\nsomething of its own." for number in range(40)]
+    for end in ("\n\n", "\n \n\n"):
+        (tmp_path / "a.txt").write_text(end.join([*paragraphs, "Yes.", "Yes.", *paragraphs[:10], *paragraphs[5:7]]))
+        ((_, exact, _, repeated),) = look_at("--data_path", tmp_path / "a.txt").sections()[2].rows
+        assert (exact, repeated) == ("0", "12 (23.1%)")
+    (tmp_path / "b.txt").write_text("\n".join([f"A line of its own, the {number}th" for number in range(9)] * 2))
+    assert look_at("--data_path", tmp_path / "b.txt").sections()[2].rows[0][3] == "9 (50.0%)"
 
 
 def test_counts_are_those_of_the_files(two_files):

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.reading import documents, faults, json_files
+from dataset.reading import documents, encodings, faults, json_files
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import BLOCK_BYTES, read_documents, split_into_blocks
 from dataset.reading.settings import PARAGRAPHS
@@ -28,6 +28,20 @@ TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 COMPRESS[".zst"] = lambda data: pytest.importorskip("zstandard").ZstdCompressor().compress(data)
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
+# {encoding: a text}
+JAPANESE = "昨日は雨が降っていたので、家で本を読みながらコーヒーを飲みました。"
+RUSSIAN = "Вчера шёл дождь, поэтому мы остались дома, читали книги и пили чай."
+ENCODED = {
+    "gb18030": CHINESE,
+    "big5hkscs": "昨天下雨，我們留在家裡看書，喝了一杯熱茶。",
+    "cp932": JAPANESE,
+    "euc_jp": JAPANESE,
+    "cp949": "어제는 비가 와서 집에서 책을 읽고 따뜻한 차를 마셨습니다.",
+    "cp1251": RUSSIAN,
+    "koi8_r": RUSSIAN,
+    "cp866": RUSSIAN,
+    "cp1253": "Χθες έβρεχε και μείναμε στο σπίτι, διαβάσαμε βιβλία και ήπιαμε τσάι.",
+}
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -37,8 +51,8 @@ RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text()
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
 STEPS = st.sampled_from([1, 7, 40, 1000, BLOCK_BYTES])
 TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
-PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "\n\n", "三"]), max_size=30)
-VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>"]
+PARTS = st.lists(st.sampled_from(["a", "b\nc", "\n", "\r\n", " ", "<|end", "<|end|>", "三", "\n#"]), max_size=30)
+VALUES = ["lines", "blank", PARAGRAPHS, "<|end|>", "\n#"]
 BOM = b"\xef\xbb\xbf"
 # {line: its text}. What cannot change a document changes nothing: a mark, as in joined files, or a CR.
 TEXT_OF_LINE = {
@@ -103,24 +117,50 @@ def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path
     assert texts_of(tmp_path / "a.txt") == ["BZh91 went home.\n"]
 
 
-def content_in(suffix, encoding, line_end="\n"):
-    lines = {".jsonl": [f'{{"text": "{CHINESE}"}}'], ".txt": [CHINESE]}.get(suffix, ["text", CHINESE])
+def content_in(suffix, encoding, line_end="\n", text=CHINESE):
+    lines = {".jsonl": [f'{{"text": "{text}"}}'], ".txt": [text]}.get(suffix, ["text", f'"{text}"'])
     return "".join(line + line_end for line in lines).encode(encoding)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
-def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
-    """The command is run as it stands in the line. Latin-1 is not taken for GBK."""
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_text_that_is_not_utf_8_is_told_with_all_its_readings_and_converted(tmp_path, encoding, suffix):
+    """Reference: bytes.decode. The command for the first, the right one here, is run as it stands in the line."""
+    text = ENCODED[encoding]
     file = tmp_path / f"it's a{suffix}"
-    file.write_bytes(content_in(suffix, "gbk", "\r\n"))
-    with pytest.raises(DataError, match="it may be GBK") as caught:
+    file.write_bytes(content_in(suffix, encoding, "\r\n", text))
+    with pytest.raises(DataError, match="not UTF-8: byte 0x.*; it reads as ") as caught:
         texts_of(file)
-    command = shlex.split(str(caught.value).partition("convert the file: ")[2])
-    command_line(command[2:], cwd=tmp_path, script=command[1])
-    assert (tmp_path / f"converted{suffix}").read_bytes() == content_in(suffix, "utf-8", "\r\n")
-    file.write_bytes(content_in(suffix, "utf-8").replace(CHINESE.encode(), "un été à la mer".encode("latin-1")))
-    with pytest.raises(DataError, match="not UTF-8: byte 0x[0-9a-f]{2}[^;]*; fix the line"):
+    readings, _, command = str(caught.value).partition("; convert the file from the right one, as by: ")
+    readings = readings.partition("it reads as ")[2]
+    assert text[:12] in readings.partition(" in ")[0]
+    for name in encodings.MULTI_BYTE:
+        with contextlib.suppress(UnicodeDecodeError):
+            assert repr(text.encode(encoding).decode(name)[:8])[1:-1] in readings and f"{name} (" in readings
+    if suffix == ".txt" or encoding == "gb18030":
+        words = shlex.split(command)
+        command_line(words[2:], cwd=tmp_path, script=words[1])
+        assert (tmp_path / f"converted{suffix}").read_bytes() == content_in(suffix, "utf-8", "\r\n", text)
+
+
+def test_a_sample_is_of_three_parts_and_a_damaged_line_is_no_encoding(tmp_path, monkeypatch):
+    """One byte of a Latin-1 file is beyond ASCII; in the other file one line of UTF-8 is damaged; a header in Big5 is told too."""
+    monkeypatch.setattr(encodings, "PART_BYTES", 100)
+    file = tmp_path / "a.txt"
+    for before, after in ((0, 999), (500, 499), (999, 0)):
+        file.write_bytes(
+            b"plain words\n" * before + "un \xe9t\xe9 \xe0 la mer\n".encode("latin-1") + b"plain words\n" * after
+        )
+        with pytest.raises(DataError, match="reads as '(un)? \xe9t\xe9 \xe0 la mer' in cp1252 or latin_1"):
+            texts_of(file)
+    file.write_bytes(f"{CHINESE}\n".encode() * 20 + b"\xff\xfe\xe9\n")
+    with pytest.raises(DataError, match="not UTF-8: byte 0xff in its line 21; fix the line, or pass --skip_bad_lines"):
         texts_of(file)
+    (tmp_path / "a.csv").write_bytes("\u5167\u5bb9,\u4f5c\u8005\n".encode("big5"))
+    with pytest.raises(
+        DataError, match="the file is not UTF-8; it reads as .*'\u5167\u5bb9,\u4f5c\u8005' in big5hkscs"
+    ):
+        texts_of(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -179,7 +219,7 @@ GOOD = [b'{"text": "one"}', b'{"text": "two"}', b'{"text": "three"}']
 FAULTY_LINES = [
     (b'{"text": "thr', "cut line"),
     ('{"text": "三'.encode()[:-1], "cut line"),
-    (b'{"text": "\xff\xfe"}', "bad UTF-8"),
+    (b'{"text": "\xff\xfe"}', "not UTF-8"),
     (b'{"text": "a\0b"}', "NUL byte"),
     (b'{"text": "a\\ud83d"}', "lone surrogate"),
     (b'["text"]', "not an object"),
@@ -210,7 +250,7 @@ FAULTY = {
     ],
     ".csv": [
         ('\ufeffid,text\r\n1,one\r\n\r\n2,"two\n\nlines"\n3,too,many\n', {7: "wrong number of fields"}, ["one", "two\n\nlines"]),
-        ('id,text\n4\n5,"\udcff"\n6,six\n', {2: "wrong number of fields", 3: "bad UTF-8"}, ["six"]),
+        ('id,text\n4\n5,"\udcff"\n6,six\n', {2: "wrong number of fields", 3: "not UTF-8"}, ["six"]),
         ('id,text\n6,six\n7,"cut off\n\n', {3: "cut line"}, ["six"]),
         ('id,text\n1,"a "b" c"\n9,plain\n', {2: "not CSV"}, ["plain"]),
     ],
@@ -430,6 +470,7 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
     assert len(found) == len(expected) + bad.total
 
 
+@example(parts=["a", "\n#", "\r\n", "\n#", "b\r", "\n#", "c"], chunk=5, value="\n#")
 @given(parts=PARTS, chunk=st.sampled_from([1, 5, 1 << 18]), value=st.sampled_from(VALUES))
 @settings(max_examples=150, deadline=None)
 def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chunk, value):
@@ -448,6 +489,14 @@ def test_a_text_file_is_split_as_its_whole_text_is(tmp_path_factory, parts, chun
         assert value == PARAGRAPHS or piece.strip("\n") == piece
         assert piece.lstrip().split("\n")[0] in "\n".join(text.split("\n")[number - 1 :])
     assert found == [] or found[-1][0] <= text.count("\n") + 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", VALUES)
+def test_blank_lines_behind_the_last_mark_take_linear_time(tmp_path, value):
+    """A megabyte: each blank line looked at from each other one would be 10^12 steps."""
+    (tmp_path / "a.txt").write_text("<|end|>\n#" + " \n" * 500_000 + "x", newline="")
+    assert list(read_documents(tmp_path / "a.txt", document_end=value))[-1][1].endswith("x")
 
 
 def test_split_texts_may_be_longer_than_one_may_be(tmp_path, monkeypatch):

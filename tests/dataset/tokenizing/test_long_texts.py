@@ -60,13 +60,14 @@ def test_ids_of_parts_are_those_of_the_whole(kind, parse):
 
 
 @pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "gpt-4o", "deepseek", "bert"])
-def test_text_for_the_public_families_is_cut_behind_words(kind):
+def test_text_for_the_public_families_is_cut_behind_words_and_numbers(kind):
     assert encoder_of(kind)._cuts_long_texts
-    for text in ("The cats sat on a mat. It was there\nYes. ", "我们 在这里，你好！ 東京に行く\n北京，"):
+    words = ("The cats sat on a mat. It was there\nYes. ", "我们 在这里，你好！ 東京に行く\n北京，")
+    for text in (*words, "12,34,567\n", "-1.50\r\n+27\r\n", '"1";"2";"[3]"\n'):
         parts = list(parts_of(text * 50, 64))
         assert "".join(parts) == text * 50
         assert max(map(len, parts)) <= 64
-        assert all(part[0] in encoder_module.MARKS for part in parts[1:])
+        assert text not in words or all(part[0] in encoder_module.MARKS for part in parts[1:])
 
 
 def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkeypatch):
