@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
 from common.wording import announce
-from dataset.tokenizing.byte_level_bpe import piece_rule
+from dataset.tokenizing.byte_level_bpe import PIECE_RULES, piece_rule
 from model.config import ARCHITECTURE, YARN_NAMES, ModelConfig
 from model.hf_format import YARN_BETAS, StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
@@ -165,8 +165,7 @@ def write_tokenizer(
     if rule is None:
         raise UserError(
             f"{where}: llama.cpp would cut texts into other pieces than this tokenizer, and the model would do worse. "
-            "llama.cpp has the rules of MiniMind's tokenizer and of train_tokenizer.py --pieces llama-bpe and qwen2: train such a "
-            "tokenizer, and a model with it"
+            f"Its rules are MiniMind's and train_tokenizer.py --pieces {', '.join(PIECE_RULES)}: train such a tokenizer and model"
         )
     vocabulary = tokenizer.get_vocab()
     # Names for unused rows; llama.cpp aborts if two are equal.

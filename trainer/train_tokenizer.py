@@ -15,6 +15,7 @@ Bytes per token of a tokenizer on texts (the share :1 gives each its own line):
     python scripts/inspect_data.py --tokenizer_path out/my_tokenizer --data_path one.jsonl:1 other.jsonl:1 --texts 0
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
@@ -35,7 +36,7 @@ from common.processes import signals_blocked
 from common.settings import Settings, field_default, setting, switch
 from common.wording import announce
 from dataset.reading.settings import TextSettings
-from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
+from dataset.tokenizing.byte_level_bpe import AUTO, PIECE_RULES, SPECIAL_TOKENS, piece_rule, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import lost_text
@@ -99,9 +100,9 @@ class VocabularySettings(Settings):
         6400, check=positive(int), help="number of entries, special tokens and (bpe) the 256 bytes included", first=True
     )
     pieces: str = setting(
-        "llama-bpe",
-        choices=tuple(PIECE_RULES),
-        help="bpe: rule that splits text into pieces, both known to llama.cpp and Ollama; qwen2: each digit is a piece",
+        AUTO,
+        choices=(AUTO, *PIECE_RULES),
+        help="bpe: rule that splits text into pieces (docs/tokenizer.md); auto: by the number of combining marks in it",
     )
 
     def check(self) -> None:
@@ -146,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokenizer = train_bpe(sample, settings.vocab_size, pieces=settings.pieces)
             with signals_blocked():
                 save(tokenizer, out_dir)
-            announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}")
+            rule = piece_rule(json.loads(tokenizer.to_str()))
+            announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}; --pieces {rule}")
     return 0
 
 

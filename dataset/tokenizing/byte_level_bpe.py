@@ -3,7 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,8 @@ LLAMA_BPE = (
 )
 # Qwen 2's and Qwen 3's: Llama 3's, but with each digit a piece.
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# Qwen 3.5's: Qwen 2's, but combining marks belong to the word: vowels of Hindi, tones of Thai, accents that stand alone.
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 # ByteLevel's default (`use_regex`): the pattern of GPT-2 and of the public MiniMind tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
@@ -61,11 +66,19 @@ DEEPSEEK = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 # DeepSeek's first two split numbers and Chinese alone.
-WORD_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, DEEPSEEK[-1]}
+WORD_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, QWEN35, GPT4O, DEEPSEEK[-1]}
 KNOWN_PATTERNS = {*WORD_PATTERNS, *DEEPSEEK}
 
-# Choices of train_tokenizer.py --pieces
-PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
+# Choices of train_tokenizer.py --pieces, and the one that takes the rule with more bytes per token
+PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2, "qwen35": QWEN35}
+AUTO = "auto"
+# Combining marks per letter (Hindi 0.6, Thai 0.3) from which on QWEN35's words gain more bytes per token than its single
+# digits cost: measured on English with a share of Hindi or Thai, the balance is at a fifth.
+MANY_MARKS = 0.03
+# Maximum characters of a part of a text in training, whose time grows with the square of a piece
+LONGEST_PIECE = 4096
+# To the last place where a piece ends by every rule: behind a letter or digit, before one of these marks.
+WHOLE_PIECES = re.compile(r".*[^\W_](?=[\n ,.，。])", re.DOTALL)
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
 # 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between pieces.
@@ -153,7 +166,7 @@ def piece_rule(content: dict[str, Any]) -> str | None:
     """
     of_minimind = Tokenizer(models.BPE())
     of_minimind.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    known = {"llama-bpe": untrained_bpe("llama-bpe"), "qwen2": untrained_bpe("qwen2"), "gpt-2": of_minimind}
+    known = {"gpt-2": of_minimind} | {name: untrained_bpe(name) for name in PIECE_RULES}
     takes_white_space = any(
         token[flag] for token in content["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")
     )
@@ -168,13 +181,35 @@ def piece_rule(content: dict[str, Any]) -> str | None:
     return None
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") -> Tokenizer:
+def best_pieces(texts: Iterable[str]) -> str:
+    """The name in PIECE_RULES of the rule with most bytes per token; single digits ("qwen2") never have it."""
+    # by general category: letters, marks, numbers, ...
+    kinds: Counter[str] = Counter()
+    for character, number in Counter(chain.from_iterable(texts)).items():
+        kinds[unicodedata.category(character)[0]] += number
+    return "qwen35" if kinds["M"] > MANY_MARKS * kinds["L"] else "llama-bpe"
+
+
+def parts_for_training(text: str) -> Iterator[str]:
+    """Yields a text in parts of at most LONGEST_PIECE characters, which have the pieces of the whole; only longer ones are
+    divided. A cut within a word takes one pair of some thousand from the counts."""
+    begin = 0
+    while len(text) - begin > LONGEST_PIECE:
+        whole = WHOLE_PIECES.match(text, begin, begin + LONGEST_PIECE)
+        end = whole.end() if whole else begin + LONGEST_PIECE
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO) -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
-    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are merged
-    in the order of their ids. Errors: ValueError if the texts have too few distinct pairs.
+    pieces: a name in PIECE_RULES, or AUTO. The same texts give the same tokenizer, byte for byte: pairs of equal count are
+    merged in the order of their ids. Errors: ValueError if the texts have too few distinct pairs.
     """
-    tokenizer = untrained_bpe(pieces)
+    texts = list(texts)
+    tokenizer = untrained_bpe(best_pieces(texts) if pieces == AUTO else pieces)
     tokenizer.decoder = decoders.ByteLevel()
     # For direct calls of the tokenizer; the trainers encode without it and add BOS and EOS themselves.
     tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
@@ -189,7 +224,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") 
         max_token_length=32,
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(map(parts_for_training, texts)), trainer)
     got = tokenizer.get_vocab_size()
     if got != vocab_size:
         raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")

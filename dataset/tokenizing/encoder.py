@@ -250,12 +250,13 @@ def can_be_cut(spec: dict[str, Any], parse_special_tokens: bool) -> bool:
             if spans or token["rstrip"] or token["single_word"]:
                 return False
     normalizer = (spec["normalizer"] or {"type": "none"})["type"]
-    if normalizer == "BertNormalizer":
-        return bool(spec["pre_tokenizer"] and spec["pre_tokenizer"]["type"] == "BertPreTokenizer")
-    step = spec["pre_tokenizer"]
-    if normalizer not in ("none", "NFC") or step is None or spec["model"].get("dropout"):
-        return False
+    step = spec["pre_tokenizer"] or {"type": "none"}
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    if normalizer == "BertNormalizer":
+        # The second step cuts words that are too long.
+        return [step["type"] for step in steps] in (["BertPreTokenizer"], ["BertPreTokenizer", "Split"])
+    if normalizer not in ("none", "NFC") or spec["model"].get("dropout"):
+        return False
     # Some step has to split words.
     splits_words = any(step.get("use_regex") or step.get("pattern", {}).get("Regex") in WORD_PATTERNS for step in steps)
     return splits_words and all(map(_is_known, steps))

@@ -9,42 +9,65 @@ from pathlib import Path
 from string import punctuation
 from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer, models, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from common.files import atomic_folder, temporary_beside
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import BertTokenizer, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 # in BERT's spelling and order
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Share of a text that the alphabet of a new vocabulary covers. Rarer characters would take the entries of common words.
 ALPHABET_COVERAGE = 0.9995
+# Maximum characters of a word in BERT's tokenizer. With a higher one a character without an entry would make more of the
+# text [UNK], and a word takes time that grows with its cube: one of 20,000 a minute.
+LONGEST_WORD = 100
 
 
-def wordpiece(lines: list[str], lower_case: bool) -> "BertTokenizer":
-    """The BertTokenizer of a vocab.txt's lines."""
+def wordpiece(lines: list[str], lower_case: bool, cuts_words: bool = False) -> "PreTrainedTokenizerBase":
+    """The BertTokenizer of a vocab.txt's lines. cuts_words: words of more than LONGEST_WORD characters are cut, not [UNK]."""
     # A slow import, which byte-level BPE does not need.
-    from transformers import BertTokenizer
+    from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-    return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
+    bert = BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
+    if not cuts_words:
+        return bert
+    backend = bert.backend_tokenizer
+    cut = pre_tokenizers.Split(Regex(f".{{{LONGEST_WORD}}}"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer, cut])
+    # Of its files a BertTokenizer reads only the vocabulary.
+    inputs = bert.model_input_names
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **bert.special_tokens_map)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> "BertTokenizer":
-    """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
-    frequency. The same texts give the same vocabulary.
+def has_long_words(texts: list[str], rules: Tokenizer) -> bool:
+    """True for Thai, DNA and the like: words over LONGEST_WORD are no rarity. texts: normalized. rules: BERT's."""
+    # Such a run may still be words and punctuation.
+    runs = (run for text in texts for run in re.findall(rf"\S{{{LONGEST_WORD + 1},}}", text))
+    words = (word for run in runs for word, _ in rules.pre_tokenizer.pre_tokenize_str(run))
+    n_long = sum(len(word) for word in words if len(word) > LONGEST_WORD)
+    return n_long > (1 - ALPHABET_COVERAGE) * sum(map(len, texts))
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> "PreTrainedTokenizerBase":
+    """A tokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by frequency.
+    A BertTokenizer, unless many words are too long for it. The same texts give the same vocabulary.
     """
     # BERT's normalizer and pre-tokenizer, from a minimal BertTokenizer
     rules = wordpiece(WORDPIECE_TOKENS, lower_case).backend_tokenizer
+    # Iterated several times.
+    texts = list(texts)
+    normalized = [rules.normalizer.normalize_str(text) for text in texts]
+    cuts_words = has_long_words(normalized, rules)
+    rules = wordpiece(WORDPIECE_TOKENS, lower_case, cuts_words).backend_tokenizer
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = rules.normalizer
     tokenizer.pre_tokenizer = rules.pre_tokenizer
-    # Iterated twice.
-    texts = list(texts)
     # Each character may have two entries: itself and its continuation.
     most = (vocab_size - len(WORDPIECE_TOKENS)) // 2
-    alphabet, continuing = common_characters(map(rules.normalizer.normalize_str, texts), most)
+    alphabet, continuing = common_characters(normalized, most)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -57,7 +80,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> 
     )
     tokenizer.train_from_iterator(texts, trainer)
     assert tokenizer.get_vocab_size() <= vocab_size
-    return wordpiece(entries(tokenizer), lower_case)
+    return wordpiece(entries(tokenizer), lower_case, cuts_words)
 
 
 def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[str]]:

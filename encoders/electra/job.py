@@ -22,7 +22,7 @@ from dataset.reading.file_kinds import expand_user
 from dataset.reading.settings import NEAR
 from dataset.shares import Source
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.wordpiece import entries, save_wordpiece, train_wordpiece, wordpiece
+from dataset.tokenizing.wordpiece import save_wordpiece, train_wordpiece
 from encoders.electra.examples import Batch, ElectraAssembler, ElectraPlan, Examples, LineEncoder, Totals
 from encoders.electra.networks import NETWORKS, ElectraPretrainer, Output, non_padding
 from encoders.electra.settings import WARM_UP, ElectraSettings, batch_size_of
@@ -413,12 +413,12 @@ def open_vocabulary(
     if vocab_file is not None:
         return load_wordpiece(vocab_file.parent)
 
-    def train_it() -> list[str]:
+    def train_it() -> PreTrainedTokenizerBase:
         announce(f"no --vocab_path: training a WordPiece vocabulary of {VOCABULARY_ENTRIES:,} entries on the data")
         sample = draw_sample(data_path, [1.0] * len(data_path), SAMPLE_BYTES, settings)
-        return entries(train_wordpiece(sample, VOCABULARY_ENTRIES, settings.lower_case))
+        return train_wordpiece(sample, VOCABULARY_ENTRIES, settings.lower_case)
 
-    return wordpiece(on_main(ranks, train_it), settings.lower_case)
+    return on_main(ranks, train_it)
 
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:

@@ -276,7 +276,7 @@ HARD_TEXTS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "ours"])
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "qwen35", "gpt-2", "ours"])
 def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus):
     """Reference: the ids of training, of documents and of texts that are hard to cut."""
     texts = [*HARD_TEXTS, *export_hf.TEXTS, *corpus]

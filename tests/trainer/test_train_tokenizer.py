@@ -1,7 +1,11 @@
 """The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
 
 import contextlib
+import json
 import random
+import re
+from base64 import b64encode
+from itertools import accumulate
 from pathlib import Path
 from unittest import mock
 
@@ -10,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
+from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.byte_level_bpe import LONGEST_PIECE, SPECIAL_TOKENS, parts_for_training, piece_rule, train_bpe
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sample import draw_sample
 from tests.helpers import ROOT, SHARED, complaint, needs_shared, records, run_program, write_texts, write_weights
 from trainer.train_tokenizer import TokenizerSettings, main
@@ -121,6 +127,80 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
         words = [{"CORPUS": corpus, "BROKEN": str(broken)}.get(word, word) for word in arguments]
         assert message in complaint(capsys, main, words)
         assert not (tmp_path / "o").exists()
+
+
+ENGLISH, HINDI = "It is a small town of 3,000 people. ", "यह लगभग तीन हज़ार लोगों का एक छोटा सा शहर है। "
+NUMBERS, CODE = "2024-05-17,13.25,1017\n", "for i in range(10):\n    print(f'{i}')\n"
+
+
+@pytest.mark.parametrize(
+    "texts, rule",
+    [
+        (ENGLISH, "llama-bpe"), (NUMBERS, "llama-bpe"), (CODE, "llama-bpe"), ("我们在这里，你好！", "llama-bpe"),
+        (HINDI, "qwen35"), ("ประเทศไทยเป็นเมืองเล็ก ", "qwen35"), ("cafe\u0301 ", "qwen35"),
+        (ENGLISH * 99 + HINDI, "llama-bpe"), (ENGLISH + HINDI, "qwen35"),
+    ],
+)  # fmt: skip
+def test_the_text_chooses_the_rule_that_cuts_it(texts, rule, tmp_path, capsys):
+    """Words with combining marks are single pieces."""
+    path = write_texts(tmp_path / "a.jsonl", [texts] * 50)
+    assert main(["--data_path", path, "--vocab_size", "270", "--out_dir", str(tmp_path)]) == 0
+    assert f"--pieces {rule}\n" in capsys.readouterr().out
+    backend = load_tokenizer(tmp_path).backend_tokenizer
+    assert piece_rule(json.loads(backend.to_str())) == rule
+    n_pieces = len(backend.pre_tokenizer.pre_tokenize_str("यह लगभग तीन हज़ार"))
+    assert n_pieces == 4 if rule == "qwen35" else n_pieces > 4
+
+
+def long_words():
+    """{name: a word of 10,000 letters}: DNA of repeated genes, Base64 of English, Chinese without marks."""
+    draw = random.Random(0)
+    genes = ["".join(draw.choices("ACGT", k=200)) for _ in range(30)]
+    base64 = b64encode(" ".join(draw.choices(ENGLISH.split(), k=2000)).encode()).decode()
+    chinese = "".join(draw.choices("我们在这里北京东行你好世界一个小城", weights=range(1, 18), k=10_000))
+    found = {"dna": "".join(draw.choices(genes, weights=range(1, 31), k=60)), "base64": base64, "chinese": chinese}
+    return {name: re.sub(r"\W", "", word)[:10_000] for name, word in found.items()}
+
+
+@pytest.mark.parametrize("name", long_words())
+def test_a_long_word_gives_the_vocabulary_of_its_parts(name, monkeypatch):
+    """Its time grows with the square of a part. Reference: training on the whole word."""
+    word = long_words()[name]
+    ours = train_bpe([word], 330)
+    assert [len(part) for part in parts_for_training(word)] == [LONGEST_PIECE] * 2 + [10_000 % LONGEST_PIECE]
+    monkeypatch.setattr(byte_level_bpe, "LONGEST_PIECE", 1 << 20)
+    assert ours.get_vocab().keys() == train_bpe([word], 330).get_vocab().keys()
+
+
+@given(
+    st.lists(st.sampled_from(["ab", "1", " ", "\n", ",", "。", "!", "'s", "क्", "_", "é", "好"]), max_size=60).map(
+        "".join
+    )
+)
+@pytest.mark.parametrize("rule", byte_level_bpe.PIECE_RULES)
+def test_parts_for_training_have_the_pieces_of_the_whole(rule, text):
+    """Wherever no run without a border is longer than a part. Reference: the rule on the whole text."""
+    split = byte_level_bpe.untrained_bpe(rule).pre_tokenizer.pre_tokenize_str
+    with mock.patch.object(byte_level_bpe, "LONGEST_PIECE", 8):
+        parts = list(parts_for_training(text))
+    assert "".join(parts) == text and all(len(part) <= 8 for part in parts)
+    borders = {end for _, (_, end) in split(text)}
+    ends = set(accumulate(map(len, parts)))
+    assert all(end in borders or not re.search(r"[^\W_][\n ,.，。]", text[max(0, end - 8) : end + 1]) for end in ends)
+
+
+@pytest.mark.parametrize("letters", ["ประเทศไทยเปนเมองเลกๆ", "ACGT"])
+def test_wordpiece_cuts_words_that_are_too_long_for_it(letters, tmp_path):
+    """Text without spaces is known, in our loader and in transformers' own, also beside an ELECTRA's config."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(letters, k=draw.randint(90, 3000))) for _ in range(40)]
+    flags = ["--type", "wordpiece", "--lower_case", "0", "--vocab_size", "200", "--out_dir", str(tmp_path)]
+    assert main([*flags, "--data_path", write_texts(tmp_path / "a.jsonl", texts)]) == 0
+    (tmp_path / "config.json").write_text('{"model_type": "electra"}')
+    for tokenizer in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)):
+        tokens = tokenizer.tokenize(texts[0] + letters * 2000)
+        assert "".join(tokens).replace("##", "") == texts[0] + letters * 2000
+        assert tokenizer("a").input_ids == [2, 1, 3]
 
 
 @needs_shared

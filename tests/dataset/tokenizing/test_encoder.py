@@ -12,10 +12,11 @@ from dataset.tokenizing.byte_level_bpe import PIECE_RULES
 from dataset.tokenizing.encoder import DocumentEncoder
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
-# By which Ollama's converter knows a rule: SHA-256 of the expression's text.
+# By which Ollama's converter knows a rule: SHA-256 of the expression's text; that of Qwen 3.5's own file.
 DIGESTS = {
     "llama-bpe": "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f",
     "qwen2": "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e",
+    "qwen35": "00431aed57e696b747435f734d1e3b9b1bfd931a121fb5cac7129e97c181e9ba",
 }
 
 

@@ -59,7 +59,7 @@ def test_ids_of_parts_are_those_of_the_whole(kind, parse):
     check()
 
 
-@pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "gpt-4o", "deepseek", "bert"])
+@pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "qwen3.5", "gpt-4o", "deepseek", "bert"])
 def test_text_for_the_public_families_is_cut_behind_words_and_numbers(kind):
     assert encoder_of(kind)._cuts_long_texts
     words = ("The cats sat on a mat. It was there\nYes. ", "我们 在这里，你好！ 東京に行く\n北京，")
@@ -89,7 +89,7 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "gpt-4o", "deepseek"])
+@pytest.mark.parametrize("kind", ["own", "gpt2", "llama3", "qwen", "qwen3.5", "gpt-4o", "deepseek"])
 def test_ids_are_those_of_the_library_for_every_character(kind):
     """Each beside letters, digits, spaces, line ends and apostrophes; of a thousand or more of one category the ends and every 16th."""
     pytest.importorskip("fastokens")

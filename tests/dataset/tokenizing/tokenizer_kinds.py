@@ -5,13 +5,13 @@ from collections.abc import Callable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dataset.tokenizing.byte_level_bpe import DEEPSEEK, GPT4O, LLAMA_BPE, QWEN2
+from dataset.tokenizing.byte_level_bpe import DEEPSEEK, GPT4O, LLAMA_BPE, QWEN2, QWEN35
 from tests.helpers import ROOT
 
 # Text that merges are learned from, with pairs that no piece may hold.
 LEARNED = (
     "the cat's hat, that's all! The  cats\n\nsat at 12345 and 1234. it'll be  there; CAT'S\n"
-    "二零二六年，北京。我们在这里，你好！ 東京 に 行く。 café naïve Straße ﬁne \t a\tb\r\nc .. -- // <x> [y]"
+    "二零二六年，北京。我们在这里，你好！ 東京 に 行く。 हिन्दी दुनिया ภาษาไทย cafe\u0301 café naïve Straße ﬁne \t a\tb\r\nc .. -- // <x> [y]"
 ) * 3
 
 
@@ -77,6 +77,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "gpt2": lambda: byte_level(None),
     "llama3": lambda: byte_level(LLAMA_BPE),
     "qwen": lambda: byte_level(QWEN2, normalizers.NFC()),
+    "qwen3.5": lambda: byte_level(QWEN35),
     "gpt-4o": lambda: byte_level(GPT4O),
     "added tokens": with_added_tokens,
     "deepseek": deepseek,
