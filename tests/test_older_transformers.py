@@ -1,4 +1,4 @@
-"""Exports in older versions of transformers, installed aside. References: the logits and ids of this repository's own."""
+"""Exports in older versions of transformers and in lm_eval, installed aside. References: the logits and ids of our own code."""
 
 import json
 import os
@@ -160,3 +160,46 @@ def test_transformers_4_reads_a_fine_tuned_classifier(answers, classifier):
     _, ids, logits = classifier
     assert answers["classes"]["ids"] == ids[0].tolist()
     torch.testing.assert_close(torch.tensor(answers["classes"]["logits"]), logits, atol=1e-5, rtol=0)
+
+
+# Log-likelihoods of a text, and of an answer after its beginning, in lm-evaluation-harness; of both by each add_bos_token
+HARNESS = """
+import json, sys
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+folder, text, answer = sys.argv[1:]
+for bos in (None, True, False):
+    model = HFLM(folder, add_bos_token=bos, device="cpu", dtype="float32")
+    (whole,) = model.loglikelihood_rolling([Instance("", {}, (text + answer,), 0)], disable_tqdm=True)
+    ((end, _),) = model.loglikelihood([Instance("", {}, (text, answer), 0)], disable_tqdm=True)
+    print(json.dumps([whole, end]))
+"""
+
+
+@pytest.mark.slow
+def test_lm_eval_scores_texts_without_a_start_token_of_its_own(tmp_path):
+    """As docs/scripts.md says. References: the text's ids, counted after one start token; with two, another sum."""
+    export_hf.export(write(tmp_path), tmp_path / "hf")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "lm")]
+    if subprocess.run([*install, "lm_eval==0.4.13"], capture_output=True, timeout=300).returncode:
+        pytest.skip("pip cannot install lm_eval: no network?")
+    texts = ("The harbour is full of small boats", " and of people")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lm"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", HARNESS, str(tmp_path / "hf"), *texts]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    by_default, with_token, without = map(json.loads, done.stdout.splitlines()[-3:])
+    tokenizer, model = load_tokenizer(tmp_path / "hf"), load_model(tmp_path / "pretrain_32.pth")
+
+    def scored(ids, first):
+        """Log-likelihood of the ids from number `first` on."""
+        with torch.no_grad():
+            found = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(found[at - 1, ids[at]].item() for at in range(first, len(ids)))
+
+    ids = tokenizer("".join(texts)).input_ids
+    border = len(tokenizer(texts[0]).input_ids)
+    right = [scored(ids, 1), scored(ids, border)]
+    assert without == pytest.approx([right[0], scored(ids[1:], border - 1)], abs=1e-3)
+    assert by_default == with_token == pytest.approx([scored([1, *ids], 1), right[1]], abs=1e-3)
+    assert abs(with_token[0] - right[0]) > 1 and abs(without[1] - right[1]) > 0.1

@@ -83,7 +83,7 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
 
 
 def check_names_of_transformers_4(kind, folder):
-    """Names that 4.48 to 4.57 know. Left out, they take their own default in silence: theta 10000, 128 experts."""
+    """Names that 4.48 to 4.57 know, and mlx-lm. Left out, they take their own default in silence: theta 10000, 128 experts."""
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert tokenizer["additional_special_tokens"] == byte_level_bpe.CHAT_TOKENS + byte_level_bpe.SPARE_TOKENS
