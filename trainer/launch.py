@@ -41,6 +41,8 @@ def launch(
     argv: the flags of a function's call; None: this process was started for the run. batch_of: gives the micro-batch that
     processes may share on a CPU.
     """
+    if argv is not None and not settings.folder:
+        settings.fix_paths()
     # For the report: the command as a user types it in this folder.
     launcher = ["python"]
     nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))

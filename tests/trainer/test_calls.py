@@ -1,5 +1,6 @@
 """`from trainer import train`: a run called from Python. Reference: the weights of the command with the same flags, bit for bit."""
 
+import os
 import random
 import signal
 import threading
@@ -67,13 +68,28 @@ def test_calls_have_the_bits_of_the_command(data, weights, tmp_path, monkeypatch
         assert "train_pretrain.py --hidden_size=16 --num_hidden_layers=1 " in recorded[0]["command"]
 
 
-def test_an_event_stops_a_run_which_a_resume_finishes(data, weights, tmp_path, capsys):
-    options, stop = {**RUN, "data_path": [data], "out_dir": tmp_path}, threading.Event()
-    stopped = train(**options, stop=stop, on_log=lambda line: line["update"] == 3 and stop.set())
+def test_an_event_stops_a_run_which_a_resume_finishes(data, weights, tmp_path, capsys, monkeypatch):
+    """Meanwhile the program goes to another folder, which stays empty; the settings file has the paths as they were given."""
+    stop, elsewhere = threading.Event(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def on_log(line):
+        os.chdir(elsewhere)
+        if line["update"] == 3:
+            stop.set()
+
+    def call(**more):
+        monkeypatch.chdir(tmp_path)
+        return train(**RUN, data_path=os.path.relpath(data), out_dir="out", on_log=on_log, **more)
+
+    stopped = call(stop=stop)
     assert (stopped.reason, stopped.report) == ("stopped", None) and stopped.training_loss > 0
     assert "stopped by its caller after update 4; everything is saved" in capsys.readouterr().out
-    assert train(**options, from_resume=True).reason == "finished"
-    assert stopped.weights.read_bytes() == weights
+    assert call(from_resume=True).reason == "finished"
+    assert " was " not in capsys.readouterr().out
+    assert stopped.weights == tmp_path / "out" / "pretrain_16.pth" and stopped.weights.read_bytes() == weights
+    assert "out_dir: out\n" in stopped.weights.with_suffix(".settings.yaml").read_text()
+    assert not [*elsewhere.iterdir()]
 
 
 def test_fine_tuning_and_a_tokenizer_by_the_names_of_their_modules(data, tmp_path):

@@ -64,13 +64,14 @@ def run_cli(main: Callable[[], int | None]) -> None:
 def call(
     command: type[Settings], main: Callable[..., int], on_log: OnLog = None, stop: Event | None = None, **flags: object
 ) -> Result:
-    """The result of main(command line, caller), see `trainer.train`. Errors: UserError where a command ends with 2."""
+    """The result of main(command line, caller, settings), see `trainer.train`. Errors: UserError where a command ends with 2."""
     if not _one_call.acquire(blocking=False):
         raise UserError("another run is going on in this process: wait for its end, or start a process for each")
     restart_clock()
     caller = Caller(on_log, stop or Event())
     try:
-        main(command.words_of(flags), caller)
+        settings, words = command.of_call(flags)
+        main(words, caller, settings)
         return caller.result
     except Exception as error:
         if isinstance(error, UserError):
