@@ -64,7 +64,9 @@ class Trainer:
         self.batching = job.batching
         self.reporter = Reporter(self.ranks.is_main, run_context.caller.on_log if run_context.caller else None)
         self.saver = Saver(job, self.reporter)
-        self.verifier = Verifier(self.engine, self.settings.verify_every)
+        self.verifier = Verifier(
+            self.engine, self.settings.verify_every, lambda: (vars(job), self.plan, self.saver.best_weights)
+        )
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
         self.updates_here = 0
@@ -75,6 +77,8 @@ class Trainer:
         self.shown: Sequence[str] = ()
         self.forecast: Forecast | None = None
         self.utilisation_per_token = 0.0
+        # The last update that was evaluated, and its figures
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     @property
     def finished(self) -> bool:
@@ -460,19 +464,21 @@ class Trainer:
             samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
         if not (progress.evaluation_due or samples_are_due):
             return 0
-        self.verifier.check_at_rest()
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_request = 0
+        given = self.engine, self.signals
         with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
             if progress.evaluation_due and evaluation.evaluate is not None:
-                values, stop_request = evaluation.evaluate(self.engine, self.signals, progress.update)
+                compute = partial(evaluation.evaluate, *given, progress.update)
+                values, stop_request = self.verifier.at_rest(compute)
             if samples_are_due and evaluation.samples is not None and not stop_request:
-                samples, stop_request = evaluation.samples(self.engine, self.signals)
+                samples, stop_request = self.verifier.at_rest(partial(evaluation.samples, *given))
             if stop_request:
                 return stop_request
             progress.evaluation_due = False
             if values:
+                self.evaluated = (progress.update, values)
                 progress.val_loss = values["val_loss"]
                 if progress.val_data not in ("", evaluation.data):
                     # Losses on other documents are not comparable.
@@ -480,7 +486,6 @@ class Trainer:
                 progress.val_data = evaluation.data
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
-                    self.verifier.check_at_rest()
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
                 self.reporter.log(progress, values, f"Validation after update {progress.update}: {text}")
