@@ -94,7 +94,7 @@ GIVEN = {
 
 
 # A list of texts may look like flags.
-LIKE_FLAGS = [PretrainSettings(data_path=texts) for texts in (["-foo"], ["->", "b"], ["a", "--epochs=3"])]
+LIKE_FLAGS = [PretrainSettings(data_path=texts) for texts in (["-foo"], ["->", "b"], ["a", "--epochs=3"], ["--", "a"])]
 
 
 @pytest.mark.parametrize("settings", [*(COMMANDS[name].parse(GIVEN[name]) for name in COMMANDS), *LIKE_FLAGS])
