@@ -70,6 +70,8 @@ class Trainer:
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
         self.updates_here = 0
+        # `after_update` has called gc.freeze.
+        self.has_frozen = False
         self.progress = Progress()
         self.length = job.length
         # For the log lines: fields besides loss and rate, the expected loss, and the FLOPs utilisation of one token per second, relative
@@ -126,8 +128,8 @@ class Trainer:
                     self.engine.close()
                     raise
                 finally:
-                    # frozen by `after_update`
-                    gc.unfreeze()
+                    if self.has_frozen:
+                        gc.unfreeze()
             # The report may take a while.
             with wait_for_all_ranks(self.ranks):
                 if self.ranks.is_main:
@@ -362,11 +364,14 @@ class Trainer:
         if save_is_due or stop_request:
             self.save()
         self.updates_here += 1
-        if self.updates_here == UPDATES_BEFORE_FREEZE and self.device.type == "cuda":
+        # What the program that calls has frozen stays so.
+        may_freeze = self.device.type == "cuda" and not gc.get_freeze_count()
+        if self.updates_here == UPDATES_BEFORE_FREEZE and may_freeze:
             # torch, transformers and the compiler leave millions of objects that live as long as the process. Now and then Python's
             # collector would scan all of them, half a second in which the GPU gets no work.
             gc.collect()
             gc.freeze()
+            self.has_frozen = True
         return stop_request
 
     def is_due(self, interval: int, update: Update) -> bool:

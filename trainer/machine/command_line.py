@@ -1,12 +1,15 @@
 """Start and end of a command or a call: errors as one line, exit codes, and stop signals, on which a run saves and exits."""
 
+import contextlib
+import gc
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -71,6 +74,13 @@ def call(
     caller = Caller(on_log, stop or Event())
     try:
         settings, words = command.of_call(flags)
+        with interrupts_deferred():
+            # Half imported, torch would fail in all later calls.
+            importlib.import_module("trainer.command")
+            # An earlier call has left a model in reference cycles, and code that counts towards the compiler's limit.
+            gc.collect()
+            if "torch._dynamo" in sys.modules:
+                sys.modules["torch"].compiler.reset()
         main(words, caller, settings)
         return caller.result
     except Exception as error:
@@ -84,6 +94,22 @@ def call(
         raise
     finally:
         _one_call.release()
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """A Ctrl-C within the block acts after it. What it raises in the collector of garbage would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _: received.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
 
 
 def error_line(error: Exception) -> tuple[str, int] | None:
