@@ -110,6 +110,14 @@ class Parser(argparse.ArgumentParser):
                 self.error(str(argparse.ArgumentError(action, reason)))
         return parsed
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """That of the base, which drops the value of `--flag=--` before Python 3.13."""
+        if arg_strings != ["--"] or not action.option_strings:
+            return super()._get_values(action, arg_strings)
+        value = self._get_value(action, "--")
+        self._check_value(action, value)
+        return [value] if action.nargs == "+" else value
+
     def nearest(self, words: Sequence[str]) -> str:
         """Returns the "did you mean" part of the error for unknown flags; "" if no known flag does the same or is spelt alike."""
         known = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]

@@ -19,6 +19,7 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -35,6 +36,8 @@ from common.errors import UserError
 from common.files import atomic_file, read_small
 from common.flags import BOOLEANS, SWITCH, Parser
 
+# Names of the settings that are paths
+PATHS = re.compile(r"(?!overwrite)\w+_(dir|path|file|config)|mixture|from_weight")
 CONFIG_HELP = "YAML or JSON file of settings, such as the {name}.settings.yaml of a run; flags override it"
 
 
@@ -48,12 +51,13 @@ def setting(
     may_be_empty: bool = False,
     first: bool = False,
     metavar: str | None = None,
+    may_be_path: Callable[[Any], bool] | None = None,
 ) -> Any:
     """A field of a Settings dataclass.
 
     default: MISSING for a required flag. check: parses the text of the flag, and raises argparse.ArgumentTypeError for an
     invalid one; default: str. several: the flag takes one or more values and may be repeated. may_be_empty: an empty value
-    is valid. first: --help shows it at the top.
+    is valid. first: --help shows it at the top. may_be_path: whether a value is a path, which it need not be.
     """
     options = {"help": help, "type": check or str, "choices": choices, "metavar": metavar}
     if choices and "0" in choices:
@@ -63,6 +67,7 @@ def setting(
     if several:
         options |= {"nargs": "+", "action": "extend"}
     metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}
+    metadata |= {"may_be_path": may_be_path}
     if isinstance(default, list):
         # a fresh list for each settings object
         return field(default_factory=partial(list, default), metadata=metadata)
@@ -85,6 +90,9 @@ class Settings:
 
     # Names of the settings that the user sets, by a flag or a --config file; `replace` keeps it.
     user_set: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    # Of a call from Python: its current folder, and paths as they were given, {flag: value}
+    folder: str = field(default="", repr=False, compare=False)
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the given settings, then fill in those that follow from them.
@@ -108,22 +116,42 @@ class Settings:
         return SettingsParser(cls).read(argv)
 
     @classmethod
-    def words_of(cls, values: Mapping[str, object]) -> list[str]:
-        """The command line of {flag: value} from Python, checked. Errors: UserError."""
+    def of_call(cls, values: Mapping[str, object]) -> tuple[Self, list[str]]:
+        """(settings of {flag: value} from Python, with fixed paths; their command line). Errors: UserError."""
         parser = SettingsParser(cls)
         parser.raises = True
         words = parser.words_of(values)
-        parser.read(words)
-        return words
+        settings = parser.read(words)
+        settings.fix_paths()
+        return settings, words
+
+    def fix_paths(self) -> None:
+        """Make paths absolute: the program that calls may change its current folder. `values` has them as they were given."""
+        # OSError: the current folder was removed, and no relative path leads anywhere.
+        with contextlib.suppress(OSError):
+            self.folder = os.getcwd()
+        for name, value in self.values().items():
+            may_be_path = type(self).__dataclass_fields__[name].metadata.get("may_be_path")
+            if value and (may_be_path(value) if may_be_path else PATHS.fullmatch(name)):
+                self.given = {**self.given, name: value}
+                is_text = isinstance(value, str)
+                fixed = absolute(value, self.folder) if is_text else [absolute(text, self.folder) for text in value]
+                setattr(self, name, fixed)
 
     def values(self) -> dict[str, Any]:
         """{flag: value}"""
-        return {name: getattr(self, name) for name in flags_of(type(self))}
+        return {name: getattr(self, name) for name in flags_of(type(self))} | dict(self.given)
+
+
+def absolute(text: str, folder: str) -> str:
+    """A path, a pattern or a path with shares, as seen from a folder ("": as it is); addresses stay."""
+    path = text.removeprefix("file://")
+    return text if "://" in path or not folder else str(Path(folder, os.path.expanduser(path)))
 
 
 def flags_of(settings_class: type[Settings]) -> list[str]:
     """Names of the flags of a group or of a command."""
-    return [field.name for field in fields(settings_class) if field.name != "user_set"]
+    return [field.name for field in fields(settings_class) if field.metadata]
 
 
 def field_default(settings_class: type[Settings], name: str) -> Any:

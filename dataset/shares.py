@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.errors import DataError
-from common.settings import read_plain
+from common.settings import absolute, read_plain
 
 # Upper bound: no sum or product overflows.
 MAX_SHARE = 1e9
@@ -162,9 +162,9 @@ class Curve:
         return " > ".join(f"{share:.4g} at {at:.4g}" if 0 < at < 1 else f"{share:.4g}" for at, share in self.points)
 
 
-def read_mixture(path: Path) -> list[Source]:
+def read_mixture(path: Path, folder: str = "") -> list[Source]:
     """The sources of a --mixture file, whose numbers are read as text. Errors: UserError if it is not YAML, DataError
-    if it is not a mixture."""
+    if it is not a mixture. folder: as in `absolute`, for its paths."""
     content = read_plain(path, "--mixture")
     entries = content.get("sources") if isinstance(content, dict) and len(content) == 1 else None
     if not isinstance(entries, list) or not entries:
@@ -191,6 +191,6 @@ def read_mixture(path: Path) -> list[Source]:
                 f"{where}: expected path (one or a list), share (a number, or points [progress of the run, share] such as [[0, 0.8], "
                 "[1, 0.2]]) and perhaps repeat (a number), and nothing else"
             )
-        sources.append(checked_source(paths, points, repeat, where))
+        sources.append(checked_source([absolute(named, folder) for named in paths], points, repeat, where))
     check_sums(sources, f"--mixture {path}")
     return sources

@@ -3,14 +3,12 @@
 import contextlib
 import gc
 import os
-import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,7 +18,7 @@ from trainer.calls import Caller
 from trainer.job import RunContext
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, ShareableBatch, available_threads, processes_of, run_forked
-from trainer.machine.devices import deterministic, pick_device
+from trainer.machine.devices import deterministic, own_switches, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.reporting.reporter import check_tracker
 from trainer.saving.run_folder import check_writable, release_locks, take_lock
@@ -41,6 +39,8 @@ def launch(
     argv: the flags of a function's call; None: this process was started for the run. batch_of: gives the micro-batch that
     processes may share on a CPU.
     """
+    if argv is not None and not settings.folder:
+        settings.fix_paths()
     # For the report: the command as a user types it in this folder.
     launcher = ["python"]
     nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -54,22 +54,10 @@ def launch(
 
     # made by the program that calls, such as a worker of Ray Train
     has_group = dist.is_initialized()
-    if caller is not None:
-        # An earlier call has left a model in reference cycles, and code that counts towards the compiler's limit.
-        gc.collect()
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()
 
     def work(join: Join, notices: Sequence[str] = ()) -> int:
         with StopSignals(caller.stop if caller else None) as signals, contextlib.ExitStack() as at_end:
-            # The program that calls gets back what a run changes.
-            at_end.callback(torch.set_num_threads, torch.get_num_threads())
-            at_end.callback(torch.set_default_dtype, torch.get_default_dtype())
-            at_end.callback(random.setstate, random.getstate())
-            at_end.callback(np.random.set_state, np.random.get_state())
-            gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-            at_end.enter_context(torch.random.fork_rng(gpus))
-            torch.set_default_dtype(torch.float32)
+            at_end.enter_context(own_switches())
             # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
             torch.set_num_threads(available_threads())
             at_end.callback(release_locks)

@@ -64,10 +64,14 @@ class Trainer:
         self.batching = job.batching
         self.reporter = Reporter(self.ranks.is_main, run_context.caller.on_log if run_context.caller else None)
         self.saver = Saver(job, self.reporter)
-        self.verifier = Verifier(self.engine, self.settings.verify_every)
+        self.verifier = Verifier(
+            self.engine, self.settings.verify_every, lambda: (vars(job), self.plan, self.saver.best_weights)
+        )
         self.save_timer = SaveTimer(self.settings, self.device.type)
         # updates of this process
         self.updates_here = 0
+        # `after_update` has called gc.freeze.
+        self.has_frozen = False
         self.progress = Progress()
         self.length = job.length
         # For the log lines: fields besides loss and rate, the expected loss, and the FLOPs utilisation of one token per second, relative
@@ -75,6 +79,8 @@ class Trainer:
         self.shown: Sequence[str] = ()
         self.forecast: Forecast | None = None
         self.utilisation_per_token = 0.0
+        # The last update that was evaluated, and its figures
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     @property
     def finished(self) -> bool:
@@ -122,8 +128,8 @@ class Trainer:
                     self.engine.close()
                     raise
                 finally:
-                    # frozen by `after_update`
-                    gc.unfreeze()
+                    if self.has_frozen:
+                        gc.unfreeze()
             # The report may take a while.
             with wait_for_all_ranks(self.ranks):
                 if self.ranks.is_main:
@@ -358,11 +364,14 @@ class Trainer:
         if save_is_due or stop_request:
             self.save()
         self.updates_here += 1
-        if self.updates_here == UPDATES_BEFORE_FREEZE and self.device.type == "cuda":
+        # What the program that calls has frozen stays so.
+        may_freeze = self.device.type == "cuda" and not gc.get_freeze_count()
+        if self.updates_here == UPDATES_BEFORE_FREEZE and may_freeze:
             # torch, transformers and the compiler leave millions of objects that live as long as the process. Now and then Python's
             # collector would scan all of them, half a second in which the GPU gets no work.
             gc.collect()
             gc.freeze()
+            self.has_frozen = True
         return stop_request
 
     def is_due(self, interval: int, update: Update) -> bool:
@@ -460,19 +469,21 @@ class Trainer:
             samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
         if not (progress.evaluation_due or samples_are_due):
             return 0
-        self.verifier.check_at_rest()
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_request = 0
+        given = self.engine, self.signals
         with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
             if progress.evaluation_due and evaluation.evaluate is not None:
-                values, stop_request = evaluation.evaluate(self.engine, self.signals, progress.update)
+                compute = partial(evaluation.evaluate, *given, progress.update)
+                values, stop_request = self.verifier.at_rest(compute)
             if samples_are_due and evaluation.samples is not None and not stop_request:
-                samples, stop_request = evaluation.samples(self.engine, self.signals)
+                samples, stop_request = self.verifier.at_rest(partial(evaluation.samples, *given))
             if stop_request:
                 return stop_request
             progress.evaluation_due = False
             if values:
+                self.evaluated = (progress.update, values)
                 progress.val_loss = values["val_loss"]
                 if progress.val_data not in ("", evaluation.data):
                     # Losses on other documents are not comparable.
@@ -480,7 +491,6 @@ class Trainer:
                 progress.val_data = evaluation.data
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
-                    self.verifier.check_at_rest()
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
                 self.reporter.log(progress, values, f"Validation after update {progress.update}: {text}")

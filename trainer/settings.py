@@ -4,6 +4,7 @@ The docstring of a group is its title in --help. Once the flags are read, `check
 (common/settings.py).
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -158,7 +159,9 @@ class OutputSettings(Settings):
             raise ValueError(f"--use_wandb and --tracker {self.tracker} exclude each other: drop one")
 
     def fill_in(self) -> None:
-        """Set the tracker for --use_wandb, and save_interval and save_minutes if not given."""
+        """Expand ~, and set the tracker for --use_wandb, and save_interval and save_minutes if not given."""
+        # No shell has done it for --out_dir=~/runs, nor for a call.
+        self.out_dir = os.path.expanduser(self.out_dir)
         if self.use_wandb:
             self.tracker = "wandb"
         if self.save_minutes is None:

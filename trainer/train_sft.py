@@ -33,9 +33,9 @@ from trainer.machine.command_line import call, run_cli
 from trainer.sft.settings import SftSettings
 
 
-def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
+def main(argv: Sequence[str] | None = None, caller: Caller | None = None, settings: SftSettings | None = None) -> int:
     """Train with these flags, and with defaults that follow the amount of text. Returns the exit code. See `run_command`."""
-    settings = SftSettings.parse(argv)
+    settings = settings or SftSettings.parse(argv)
     # After --help and wrong flags, since they import torch, which takes seconds.
     from trainer.command import run_command
     from trainer.sft.job import SftJob, defaults_for_data_size

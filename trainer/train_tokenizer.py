@@ -126,9 +126,9 @@ class TokenizerSettings(VocabularySettings, SampleSettings):
     description: ClassVar[str] = DESCRIPTION
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, settings: TokenizerSettings | None = None) -> int:
     """Train with the given flags (default: the command line's). Returns the exit code. Errors: UserError."""
-    settings = TokenizerSettings.parse(argv)
+    settings = settings or TokenizerSettings.parse(argv)
     out_dir = Path(settings.out_dir)
     weights = settings.weights or [1.0] * len(settings.data_path)
     sample = draw_sample(settings.data_path, weights, settings.sample_mb * 1e6, settings)
@@ -154,9 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(**flags: object) -> Path:
     """Train with these flags, see `trainer.train`. Returns the folder of the tokenizer."""
-    words = TokenizerSettings.words_of(flags)
-    main(words)
-    return Path(TokenizerSettings.parse(words).out_dir)
+    settings, words = TokenizerSettings.of_call(flags)
+    main(words, settings)
+    return Path(settings.out_dir)
 
 
 # `from trainer import train_tokenizer` is this function too.

@@ -1,6 +1,8 @@
 """Faults of the hardware, found by --verify_every: training gives the same bits each time, so other bits are a fault.
 
     weights and moments, at rest    must have the checksums of the last update; what has changed is taken from a copy
+    arrays and buffers of the run   the same, from when they were first seen: the plan of rows, the best weights ...
+    an evaluation                   is made again if memory has changed meanwhile
     every N-th update               is computed twice from the same state; if the results differ, a third one decides
 
 A rank checks its own part. Only the computing again needs all ranks, since they exchange gradients.
@@ -9,7 +11,7 @@ A rank checks its own part. Only the computing again needs all ranks, since they
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,9 @@ from trainer.machine.ranks import fail_all_ranks, min_over_ranks
 NAMED = 3
 # bytes
 WORD = 8
+# Modules whose objects hold arrays of a run. Longer containers are lists of texts.
+HOLDERS, MAX_PARTS = ("dataset.", "encoders.", "trainer.pretrain.", "trainer.sft."), 4096
+T = TypeVar("T")
 ADVICE = "use another machine: there --from_resume 1 continues from the newest checkpoint"
 
 
@@ -54,6 +59,29 @@ def changes(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) 
     return ", ".join(named)
 
 
+def arrays_of(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, content) of the arrays, tensors and buffers in an object and its attributes."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    parts: Any = ()
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach()
+    elif isinstance(value, np.ndarray):
+        # Mapped files are read-only.
+        if value.flags.carray:
+            yield name, torch.from_numpy(value.reshape(-1).view(np.uint8))
+    elif isinstance(value, torch.nn.Module):
+        # Each forward pass changes the router's `slots`.
+        parts = [part for part in value.named_buffers() if not part[0].endswith("slots")]
+    elif isinstance(value, dict | list | tuple) and len(value) <= MAX_PARTS:
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+    elif type(value).__module__.startswith(HOLDERS):
+        parts = vars(value).items()
+    for key, part in [*parts]:
+        yield from arrays_of(part, f"{name}.{key}".lstrip("."), seen)
+
+
 class Result(NamedTuple):
     """What one computation of an update gave.
 
@@ -69,9 +97,13 @@ class Result(NamedTuple):
 class Verifier:
     """See above. It does nothing if `every`, the number of updates between two that are computed twice, is 0."""
 
-    def __init__(self, engine: Engine, every: int) -> None:
+    def __init__(self, engine: Engine, every: int, held: Callable[[], object] = tuple) -> None:
+        """held: returns what holds the arrays of the run, see `arrays_of`."""
         self.engine = engine
         self.every = every
+        self.held = held
+        # {name: (array, copy, checksums)}
+        self.arrays: dict[str, tuple[torch.Tensor, torch.Tensor, list[int]]] = {}
         self.ranks = engine.ranks
         # Weights and moments, a copy of each, and its checksum after the last update
         self.tensors: dict[str, torch.Tensor] = {}
@@ -97,29 +129,60 @@ class Verifier:
         else:
             self.copies = [tensor.clone() for tensor in self.tensors.values()]
 
-    def check_at_rest(self) -> None:
-        """Put back what has changed since the last update. Call before all that reads weights or moments.
+    def at_rest(self, compute: Callable[[], T]) -> T:
+        """The result of something that only reads weights; if memory has changed meanwhile, that of a second time. A collective."""
+        while True:
+            self.check_at_rest()
+            try:
+                result = compute()
+            except (IndexError, ValueError):
+                # A row that is none; on several ranks the others would wait.
+                if self.ranks.world_size > 1 or not self.check_at_rest():
+                    raise
+                continue
+            if not self.every or min_over_ranks(self.ranks, -float(self.check_at_rest())) == 0:
+                return result
+
+    def check_at_rest(self) -> bool:
+        """Put back what has changed since the last update. Call before all that reads weights or moments. Returns whether it had to.
 
         Errors: UserError if the copy has changed too, or if this happened before the last update too.
         """
         if self.every and not self.tensors:
             # The first update of this process; the weights are new or from a checkpoint, whose digest was checked.
             self.remember()
-        if not self.every or checksums(self.tensors.values()) == self.checksums:
-            return
-        what = changes(self.tensors, dict(zip(self.tensors, self.copies, strict=True)))
+        if not self.every:
+            return False
+        for name, array in arrays_of(self.held(), "", set()):
+            # Kept here, so that no later array gets its address.
+            if name not in self.arrays or self.arrays[name][0].data_ptr() != array.data_ptr():
+                self.arrays[name] = array, array.clone(), checksums([array])
+        if self._is_intact(self.tensors.values()):
+            return False
+        now, before = dict(self.tensors), dict(zip(self.tensors, self.copies, strict=True))
+        for name, (array, copy, _) in self.arrays.items():
+            now[name], before[name] = array, copy
+        what = changes(now, before)
         where = f"rank {self.ranks.rank} on {socket.gethostname()!r}: between two updates its memory has changed {what}"
         if self.updates - self.last_fault <= 1:
             raise UserError(f"{where}, the second time in a row; {ADVICE}")
         self._restore(where)
         self.last_fault = self.updates
         announce(f"warning: {where}; put back from a copy")
+        return True
+
+    def _is_intact(self, tensors: Collection[torch.Tensor]) -> bool:
+        """Whether these weights and moments have the checksums of the last update, and the arrays theirs."""
+        arrays = all(checksums([array]) == total for array, _, total in self.arrays.values())
+        return arrays and checksums(tensors) == self.checksums
 
     def _restore(self, where: str) -> None:
-        """Weights and moments as `remember` has seen them; moments that an update has made since are 0 again."""
+        """Weights and moments as `remember` has seen them, and the arrays; moments that an update has made since are 0 again."""
         tensors = [*self.engine.weights_and_moments().values()]
         torch._foreach_copy_(tensors[: len(self.copies)], self.copies)
-        if checksums(tensors[: len(self.copies)]) != self.checksums:
+        for array, copy, _ in self.arrays.values():
+            array.copy_(copy)
+        if not self._is_intact(tensors[: len(self.copies)]):
             raise UserError(f"{where}, and the copy of it; {ADVICE}")
         if len(tensors) > len(self.copies):
             torch._foreach_zero_(tensors[len(self.copies) :])

@@ -31,7 +31,7 @@ from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
 from trainer.job import RunContext
 from trainer.launch import launch, lock_files
 from trainer.loop import Trainer
-from trainer.machine.command_line import StopSignals, signal_name
+from trainer.machine.command_line import signal_name
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
@@ -299,7 +299,7 @@ def run_seed(
             return exit_code, {}
     result["updates"] = trainer.progress.update
     with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
-        stop_request = evaluate_and_predict(job, run_context.signals, result, say)
+        stop_request = evaluate_and_predict(job, trainer, result, say)
     # The evaluation has used the engine again after the run's end.
     trainer.engine.close()
     if stop_request:
@@ -316,13 +316,17 @@ def run_seed(
     return 0, result
 
 
-def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
+def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any], say: Say) -> int:
     """Evaluate and predict at the end of a run, into `result` and files. Returns the number of a stop signal, or 0."""
-    settings = job.settings
+    settings, signals = job.settings, trainer.signals
     where = f"{result['task']}, seed {result['seed']}"
 
     def metrics_after(update: int) -> tuple[dict[str, float], int]:
-        values, stop_request = job.evaluate(job.engine, signals, update)
+        # The end of training has evaluated the last one.
+        evaluated, values = trainer.evaluated
+        stop_request = 0
+        if update != evaluated:
+            values, stop_request = job.evaluate(job.engine, signals, update)
         return {name: value for name, value in values.items() if name != "val_loss"}, stop_request
 
     result["results"] = {}
@@ -332,7 +336,7 @@ def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, A
             return stop_request
         say(f"{where}: {line_of(result['results'])}")
     for name, assembler in job.data.test.items():
-        logits, stop_request = job.outputs(assembler, signals)
+        logits, stop_request = trainer.verifier.at_rest(partial(job.outputs, assembler, signals))
         if stop_request:
             return stop_request
         target = job.folder / "predictions" / f"{name}.tsv"

@@ -143,8 +143,6 @@ class GlueJob(Job):
         if settings.save_steps:
             # A range: a membership test without a list.
             self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)
-        # the last evaluated update, and its metrics
-        self.latest: tuple[int, dict[str, float]] = (-1, {})
 
     # ------------------------------------------------------------------------------------------------- training
 
@@ -193,12 +191,7 @@ class GlueJob(Job):
     # ---------------------------------------------------------------------------------------- evaluation and saving
 
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """({metric: value} over the development files, with the first's val_loss; number of a stop signal or 0).
-
-        A second call for the same update, at the end of a run, computes nothing.
-        """
-        if self.latest[0] == update:
-            return self.latest[1], 0
+        """({metric: value} over the development files, with the first's val_loss; number of a stop signal or 0)."""
         task = self.data.task
         values: dict[str, float] = {}
         for suffix, assembler in self.data.dev.items():
@@ -210,7 +203,6 @@ class GlueJob(Job):
             values.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
             for name, value in metrics_of(task, logits, labels).items():
                 values[name + suffix] = value
-        self.latest = (update, values)
         return values, 0
 
     def outputs(self, assembler: GlueAssembler, signals: StopSignals) -> tuple[torch.Tensor, int]:

@@ -1,5 +1,6 @@
 """The settings of train_glue.py, and the flags of run.py, the script that was published for the benchmark."""
 
+import os
 import re
 from dataclasses import MISSING, dataclass
 from typing import ClassVar
@@ -34,6 +35,7 @@ class EncoderSettings(Settings):
         help="folder from save_pretrained, or a Hugging Face name in the local cache",
         aliases=("--model_name_or_path",),
         first=True,
+        may_be_path=os.path.exists,
     )
     from_scratch: bool = switch(False, help="random weights of that shape: shows what pretraining is worth")
     dropout: float | None = setting(None, check=fraction, help="dropout of all parts (default: the model's config)")

@@ -8,6 +8,7 @@ from common.settings import write_settings
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from tests.helpers import ROOT, argument_list, complaint
+from trainer.pretrain.data import data_of
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 
@@ -93,7 +94,7 @@ GIVEN = {
 
 
 # A list of texts may look like flags.
-LIKE_FLAGS = [PretrainSettings(data_path=texts) for texts in (["-foo"], ["->", "b"], ["a", "--epochs=3"])]
+LIKE_FLAGS = [PretrainSettings(data_path=texts) for texts in (["-foo"], ["->", "b"], ["a", "--epochs=3"], ["--", "a"])]
 
 
 @pytest.mark.parametrize("settings", [*(COMMANDS[name].parse(GIVEN[name]) for name in COMMANDS), *LIKE_FLAGS])
@@ -117,6 +118,28 @@ def test_a_value_is_the_text_that_stands_there(content, given, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(content)
     assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(given)
+
+
+def test_paths_of_a_call_are_those_of_its_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, text in {"few.txt": "a", "base.pth": "", "mix.yaml": "sources: [{path: [a, s3://b], share: 1}]"}.items():
+        Path(name).write_text(text)
+    paths = {"data_path": ["a/*.jsonl:0.7", "file://b:1", "s3://b/c:1", "/d:2"], "val_path": ["v"], "out_dir": "~/out",
+             "cache_dir": "..", "from_weight": "base", "sample_prompts": ["few.txt"]}  # fmt: skip
+    settings, _ = PretrainSettings.of_call(paths)
+    there = f"{tmp_path}/"
+    fixed = {"data_path": [f"{there}a/*.jsonl:0.7", f"{there}b:1", "s3://b/c:1", "/d:2"], "val_path": [f"{there}v"],
+             "out_dir": f"{there}out", "cache_dir": f"{there}..", "from_weight": f"{there}base.pth",
+             "sample_prompts": [f"{there}few.txt"]}  # fmt: skip
+    assert {name: getattr(settings, name) for name in paths} == fixed
+    assert {**settings.values(), **paths, "from_weight": "base.pth", "out_dir": f"{there}out"} == settings.values()
+    mixed, _ = PretrainSettings.of_call(
+        {"mixture": "mix.yaml", "sample_prompts": ["few.txt", "the"], "from_weight": "no"}
+    )
+    monkeypatch.chdir("/")
+    assert data_of(mixed)[0].paths == [f"{there}a", "s3://b"]
+    assert mixed.sample_prompts == ["few.txt", "the"] and mixed.from_weight == "no"
 
 
 def test_flags_win_over_the_file(tmp_path):

@@ -15,8 +15,21 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from tests import chats
-from tests.helpers import assert_same_weights, complaint, flags, losses, new_port, stopped_after, train, write_corpus
+from tests.helpers import (
+    assert_same_weights,
+    before_calls,
+    complaint,
+    flags,
+    losses,
+    new_port,
+    records,
+    stopped_after,
+    train,
+    write_corpus,
+)
 from trainer import train_pretrain
+from trainer.loop import Trainer
+from trainer.pretrain import job as pretrain_job
 from trainer.sharding import own_part
 from trainer.verify import Verifier
 
@@ -131,6 +144,34 @@ def test_faults_in_two_checks_in_a_row_end_the_run(faults, said, tmp_path, capsy
     resumed = run_of(tmp_path, "run", from_resume=1)
     assert resumed.progress.update == N_UPDATES
     assert_same_weights(resumed, run_of(tmp_path, "whole"))
+
+
+@pytest.mark.parametrize("bytes_of, byte", [
+    (lambda run: run.engine.model.model.layers[0].mlp.up_proj.weight, 3),
+    (lambda run: torch.from_numpy(run.job.parts.validation.plan._lengths), 0),
+    (lambda run: run.saver.best_weights.get("model.norm.weight"), 1),
+])  # fmt: skip
+def test_a_bit_that_flips_during_an_evaluation_changes_no_line_and_no_best_weights(bytes_of, byte, tmp_path, capsys):
+    write_corpus(tmp_path / "data.jsonl", 60)
+    options = {"val_fraction": 0.2, "eval_interval": 4, "learning_rate": 0.5, "sample_prompts": "a"}
+    whole = run_of(tmp_path, "whole", **options)
+    capsys.readouterr()
+    runs, calls = [], itertools.count()
+
+    def disturb(*_):
+        # not when it is made again
+        if next(calls) % 2 == 0 and (found := bytes_of(runs[0])) is not None:
+            found.detach().reshape(-1).view(torch.uint8)[byte] ^= 1
+
+    with before_calls(Trainer, "fit", runs.append), before_calls(pretrain_job, "evaluate", disturb):
+        run = run_of(tmp_path, "run", verify_every=3, **options)
+    assert capsys.readouterr().out.count("put back from a copy") >= 3
+    assert_same_run(run, whole)
+    assert [line["val_loss"] for line in records(run, "val_loss")] == [
+        line["val_loss"] for line in records(whole, "val_loss")
+    ]
+    assert [line["text"] for line in records(run, "text")] == [line["text"] for line in records(whole, "text")]
+    torch.testing.assert_close(run.saver.best_weights, whole.saver.best_weights, rtol=0, atol=0)
 
 
 def faulty_rank(folder, **options):

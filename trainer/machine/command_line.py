@@ -1,12 +1,15 @@
 """Start and end of a command or a call: errors as one line, exit codes, and stop signals, on which a run saves and exits."""
 
+import contextlib
+import gc
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -64,13 +67,21 @@ def run_cli(main: Callable[[], int | None]) -> None:
 def call(
     command: type[Settings], main: Callable[..., int], on_log: OnLog = None, stop: Event | None = None, **flags: object
 ) -> Result:
-    """The result of main(command line, caller), see `trainer.train`. Errors: UserError where a command ends with 2."""
+    """The result of main(command line, caller, settings), see `trainer.train`. Errors: UserError where a command ends with 2."""
     if not _one_call.acquire(blocking=False):
         raise UserError("another run is going on in this process: wait for its end, or start a process for each")
     restart_clock()
     caller = Caller(on_log, stop or Event())
     try:
-        main(command.words_of(flags), caller)
+        settings, words = command.of_call(flags)
+        with interrupts_deferred():
+            # Half imported, torch would fail in all later calls.
+            importlib.import_module("trainer.command")
+            # An earlier call has left a model in reference cycles, and code that counts towards the compiler's limit.
+            gc.collect()
+            if "torch._dynamo" in sys.modules:
+                sys.modules["torch"].compiler.reset()
+        main(words, caller, settings)
         return caller.result
     except Exception as error:
         if isinstance(error, UserError):
@@ -83,6 +94,22 @@ def call(
         raise
     finally:
         _one_call.release()
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """A Ctrl-C within the block acts after it. What it raises in the collector of garbage would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _: received.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
 
 
 def error_line(error: Exception) -> tuple[str, int] | None:

@@ -3,13 +3,85 @@
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from common.errors import UserError
+
+
+def _matmul_precision() -> str:
+    # The older function raises if the flags of a backend say something else.
+    with contextlib.suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return "highest"
+
+
+def _default_device() -> Any:
+    # That of set_default_device, not of a `with`.
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
+
+
+def _flag(module: Any, name: str, value: Any = None) -> tuple[Callable[[], Any], Callable[[Any], object], Any]:
+    return partial(getattr, module, name), partial(setattr, module, name), value
+
+
+# What decides bits or ends a run in all code of a process or thread: how to read and set it, and its value as a run starts (None: kept)
+SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
+    (random.getstate, random.setstate, None),
+    (np.random.get_state, np.random.set_state, None),
+    (torch.get_rng_state, torch.set_rng_state, None),
+    (lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [], torch.cuda.set_rng_state_all, None),
+    (torch.get_num_threads, torch.set_num_threads, None),
+    (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    (_default_device, torch.set_default_device, None),
+    (torch.is_grad_enabled, torch.set_grad_enabled, True),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    # true if numbers that small are 0
+    (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal, False),
+    (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    _flag(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
+    _flag(torch.backends.cuda.matmul, "fp32_precision"),
+    _flag(torch.backends.mkldnn, "enabled", True),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, True),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp, True),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, True),
+    *(
+        (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False)
+        for kind in ("cpu", "cuda", "mps")
+    ),
+)
+
+
+@contextlib.contextmanager
+def switches_kept() -> Iterator[None]:
+    """Puts SWITCHES back, whatever is done to them within the block."""
+    before = [(put, get()) for get, put, _ in SWITCHES]
+    try:
+        yield
+    finally:
+        for put, value in before:
+            put(value)
+
+
+@contextlib.contextmanager
+def own_switches() -> Iterator[None]:
+    """SWITCHES as a run needs them; afterwards they are those of the program that calls."""
+    # inference_mode comes first, since it sets one of them.
+    with torch.inference_mode(False), switches_kept():
+        torch.set_default_device(None)
+        for _, put, value in SWITCHES:
+            if value is not None:
+                put(value)
+        # set by a `with` around the call
+        is_elsewhere = torch.get_default_device().type != "cpu"
+        with torch.device("cpu") if is_elsewhere else contextlib.nullcontext():
+            yield
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -71,6 +143,8 @@ def autocast(
     """
     if dtype is torch.float32:
         return contextlib.nullcontext()
+    # Within an autocast of the program that calls, torch would keep copies of older weights.
+    torch.clear_autocast_cache()
     return torch.autocast(device.type, dtype=dtype, cache_enabled=cache_weights)
 
 

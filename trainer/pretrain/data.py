@@ -85,7 +85,7 @@ def refuse_too_little_text(settings: PretrainSettings, corpus: Corpus) -> None:
 def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS) -> Sequence[str | Source]:
     """The data of --data_path or --mixture, else the usual file, else the embedded corpus."""
     if settings.mixture:
-        return read_mixture(Path(settings.mixture))
+        return read_mixture(Path(settings.mixture), settings.folder)
     if settings.data_path:
         return settings.data_path
     return [str(kind.default_file if kind.default_file.exists() else kind.build_embedded())]

@@ -120,6 +120,7 @@ class PretrainOutput(OutputSettings):
         several=True,
         may_be_empty=True,
         help="prompts to continue (fine-tuning: to answer) at every evaluation and at the end; or a file of them",
+        may_be_path=lambda prompts: len(prompts) == 1 and os.path.isfile(prompts[0]),
     )
 
 
@@ -146,6 +147,7 @@ class ModelSettings(Settings):
         "none",
         help="start from out/{name}_{hidden}[_moe].pth, from a path, or from a Hugging Face folder of a Llama, Qwen3 or "
         "Qwen3-MoE, whose shape and tokenizer are used",
+        may_be_path=lambda text: text.endswith(".pth") or os.path.isfile(f"{text}/config.json"),
     )
     tokenizer_path: str | None = setting(
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"

@@ -17,6 +17,7 @@ from common.files import atomic_file
 from common.wording import announce, without_passwords
 from trainer.calls import OnLog
 from trainer.job import Progress
+from trainer.machine.devices import switches_kept
 from trainer.reporting.records import flat_numbers
 from trainer.settings import RunSettings
 
@@ -149,7 +150,8 @@ class Reporter:
             if problem and not self.is_cut:
                 self.say(f"warning: {self.file.name}: {problem}: lines are missing there; training continues")
             self.is_cut = bool(problem)
-            self.on_log(record)
+            with switches_kept():
+                self.on_log(record)
 
     def replace_line(self, text: str) -> None:
         """Show `text` in a notebook in place of the last one."""
