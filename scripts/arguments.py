@@ -14,6 +14,7 @@ DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 
 # Divisors that keep float32 logits finite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
+repetition_penalty = number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100")
 
 
 def weight_of(flag: str | None, prefix: str = "") -> str:
@@ -57,7 +58,7 @@ def generate_parser() -> Parser:
     g.add_argument("--top_k", type=not_negative(int), default=0, help="sample from the k likeliest; 0: all (default)")
     g.add_argument(
         "--repetition_penalty",
-        type=number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),
+        type=repetition_penalty,
         default=1.0,
         help="divide positive logits of tokens already in the text by this, multiply negative ones (default 1: off)",
     )

@@ -12,9 +12,19 @@ from common.errors import UserError
 
 # {route: the field of its prompt}
 ROUTES = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-# {what would change an answer, but not here: the value that asks for nothing, as 0 does}
-UNSUPPORTED: dict[str, object] = {"n": 1, "best_of": 1, "response_format": {"type": "text"}, "tools": []}
-UNSUPPORTED |= dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "echo", "suffix"), 0)
+# What a request may have beside its prompt: what is read here, then what changes no text. Anything else is refused ...
+TAKEN = {"temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "max_tokens", "max_completion_tokens"}
+TAKEN |= {"stream", "stream_options", "model", "user", "metadata", "store", "service_tier", "safety_identifier"}
+TAKEN |= {"prompt_cache_key", "prompt_cache_retention", "cache_prompt", "keep_alive", "parallel_tool_calls"}
+# ... except with one of these values, which ask for nothing.
+NOTHING = (False, 0, "", [], {})
+NO_EFFECT: dict[str, tuple[object, ...]] = {
+    "response_format": ({}, {"type": "text"}),
+    "modalities": ([], ["text"]),
+    **dict.fromkeys(("n", "best_of", "num_beams", "typical_p", "tfs_z", "length_penalty", "repeat_penalty"), (1,)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "skip_special_tokens"), (True,)),
+}
 
 
 class Enough(Exception):
@@ -36,23 +46,33 @@ class Reply:
 
     def read(self, fields: dict[str, Any], tokens: int, most: int) -> dict[str, Any]:
         """The page's fields for those of a request. tokens, most: default and maximum of max_tokens. Errors: of any kind."""
-        defaults = {"temperature": 0.8, "top_p": 0.9, "seed": secrets.randbits(32), "stop": [], "max_tokens": tokens}
+        defaults = {"temperature": 0.8, "top_p": 0.9, "seed": secrets.randbits(32), "stop": []}
         given = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
-        for name, nothing in UNSUPPORTED.items():
-            if given.get(name) and given[name] != nothing:
-                raise UserError(f"{name} is not supported here")
+        for name, value in given.items():
+            if name not in (*TAKEN, self.prompt) and value not in NO_EFFECT.get(name, NOTHING):
+                raise UserError(f"{name[:60]} is not supported here")
         self.stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"]
-        if not all(isinstance(stop, str) and stop for stop in self.stops):
+        if not isinstance(self.stops, list) or not all(isinstance(stop, str) and stop for stop in self.stops):
             raise UserError("stop: expected texts")
         self.is_stream = bool(given.get("stream"))
         self.has_usage = given.get("stream_options", {}).get("include_usage")
         chat = "chat.completion.chunk" if self.is_stream else "chat.completion"
         self.head["object"] = chat if self.is_chat else "text_completion"
-        asked = given.get("max_completion_tokens", given["max_tokens"])
-        given["max_new_tokens"] = min(asked, most) if isinstance(asked, int) else asked
-        if self.prompt not in given:
-            raise UserError(f"{self.prompt} is missing")
-        return {**given, "text": None if self.is_chat else given["prompt"]}
+        text = None if self.is_chat else given.get("prompt")
+        # So LangChain sends one.
+        if isinstance(text, list) and len(text) == 1:
+            text = text[0]
+        if not (self.is_chat or isinstance(text, str)):
+            raise UserError("prompt: expected a text, one a request")
+        sent = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        asked = fields.get(sent, tokens)
+        fills_context = asked in (None, -1)
+        if fills_context:
+            # The least: old turns of a chat leave that room.
+            asked = tokens if self.is_chat else 1
+        if type(asked) is not int or asked < 1:
+            raise UserError(f"{sent}: expected a number above 0, or -1 for as many as fit")
+        return {**given, "text": text, "max_new_tokens": min(asked, most), "fills_context": fills_context}
 
     def part(self, text: str, reason: str | None = None) -> dict[str, Any]:
         """An event, or the whole answer."""

@@ -8,12 +8,16 @@ It prints the address to open. Only this machine can reach it. Ctrl-C ends it.
 if __name__ == "__main__" and not __package__:
     import by_path  # noqa: F401 - puts the repository in the place of this folder, and answers wrong flags
 
+import argparse
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import re
+import select
+import socket
 import sys
 import threading
 import time
@@ -24,18 +28,19 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
 
 from common.errors import UserError, utf8
-from common.flags import positive, seed, share
+from common.flags import not_negative, positive, seed, share
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.decoding import Sampling
-from scripts.arguments import play_parser, temperature, weight_of
+from scripts.arguments import play_parser, repetition_penalty, temperature, weight_of
 from scripts.chat_template import default_template
-from scripts.common import LanguageModel, end_ids, load, trained_length
+from scripts.common import LanguageModel, end_ids, load, max_positions, trained_length
 from scripts.generate import TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from scripts.openai_api import ROUTES, Enough, Reply
 from trainer.machine.command_line import run_cli
@@ -55,6 +60,12 @@ MAX_CHARACTERS = 4_000
 
 # How numbers of a request are checked, as flags are
 CHECKS = {"seed": seed, "max_new_tokens": positive(int, MAX_NEW_TOKENS), "temperature": temperature, "top_p": share}
+CHECKS |= {"top_k": not_negative(int), "repetition_penalty": repetition_penalty}
+# Values of those that may be missing
+OFF = {"top_k": 0, "repetition_penalty": 1.0}
+# What a request has beside numbers, for messages
+EXPECTED = {"the request": "an object in JSON", "text": "a text"}
+EXPECTED["messages"] = "turns of user, assistant and system in texts, the last one the user's"
 
 # This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -114,9 +125,14 @@ class PlayedModel:
         self.lock = threading.Lock()
         self.new_tokens = min(200, trained_length(model.config))
 
-    def write(self, request: dict[str, Any], send: Send) -> dict[str, Any]:
-        """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
+    def write(self, request: dict[str, Any], send: Send, check: Callable[[], object] = bool) -> dict[str, Any]:
+        """Generate for a checked request; returns how it ended. check: called with each token, its exception ends the text.
+
+        Errors: UserError for a prompt that does not fit.
+        """
         with self.lock:
+            # It may have waited for long.
+            check()
             sampling: Sampling = request["sampling"]
             if "text" in request:
                 ids = self.encoder.prompt_ids(request["text"])
@@ -125,13 +141,21 @@ class PlayedModel:
             else:
                 ids = chat_ids(self.chat, request["messages"], prompt_limit(self.model, sampling))
             check_prompt(self.model, ids, sampling)
+            if request.get("fills_context"):
+                room = max_positions(self.model.config) - len(ids)
+                sampling = dataclasses.replace(sampling, max_new_tokens=min(room, MAX_NEW_TOKENS))
             stream = PieceStream(self.tokenizer, send)
+
+            def receive(tokens: torch.Tensor, logits: torch.Tensor) -> None:
+                check()
+                stream.receive(tokens, logits)
+
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
             # An answer that has enough has ended too.
             is_end = True
             with contextlib.suppress(Enough):
-                (new,) = generate(self.model, self.tokenizer, [ids], sampling, stream.receive)
+                (new,) = generate(self.model, self.tokenizer, [ids], sampling, receive)
                 stream.end()
                 is_end = new[-1] in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
@@ -284,35 +308,43 @@ class RunFolder:
 
 
 def parse_request(body: bytes, read: Callable[[Any], dict[str, Any]] = dict) -> dict[str, Any]:
-    """{"text" or "messages", "sampling", "seed"} from a request. read: gives its fields the page's names. Errors: UserError."""
+    """{"text" or "messages", "sampling", "seed", "fills_context"}. read: gives fields the page's names. Errors: UserError."""
     name = "the request"
     try:
-        fields = read(json.loads(body))
+        fields = {**OFF, **read(json.loads(body))}
         numbers: dict[str, Any] = {}
         for name, check in CHECKS.items():
             numbers[name] = check(str(fields[name]))
         request: dict[str, Any] = {"seed": numbers.pop("seed"), "sampling": Sampling(**numbers)}
+        request["fills_context"] = fields.get("fills_context")
         if fields.get("text") is not None:
             name = "text"
             request["text"] = utf8(fields["text"])
         else:
             name = "messages"
-            turns = request["messages"] = []
-            for turn in fields["messages"]:
-                # A text, or several parts
-                content = turn["content"]
-                text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-                turns.append({"role": turn["role"], "content": utf8(text)})
-            if (
-                not turns
-                or turns[-1]["role"] != "user"
-                or {turn["role"] for turn in turns} - {"user", "assistant", "system"}
-            ):
-                raise UserError("expected turns of user and assistant, the last one the user's")
+            turns = request["messages"] = list(map(turn_of, fields["messages"]))
+            if turns[-1]["role"] != "user":
+                raise ValueError
         return request
+    except UserError:
+        raise
     # A malformed request can fail in any way.
     except Exception as error:
-        raise UserError(f"{name}: {one_line(error)[:200]}") from None
+        is_clear = isinstance(error, argparse.ArgumentTypeError)
+        reason = one_line(error)[:200] if is_clear else f"expected {EXPECTED.get(name, 'a number')}"
+        raise UserError(f"{name}: {reason}") from None
+
+
+def turn_of(message: dict[str, Any]) -> dict[str, str]:
+    """A turn of a conversation. Errors: of any kind."""
+    # OpenAI's newer name
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    if role not in ("user", "assistant", "system"):
+        raise ValueError
+    # A text, or several parts
+    content = message["content"]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return {"role": role, "content": utf8(text)}
 
 
 class Server(ThreadingHTTPServer):
@@ -380,15 +412,16 @@ class Handler(BaseHTTPRequestHandler):
                 about.update(name=model.name, parameters=parameters, can_chat=model.chat is not None)
                 about["new_tokens"] = model.new_tokens
             self._answer(about)
-        elif self.path == "/v1/models" and self._is_api() and model:
+        elif self._is_api() and model and unquote(self.path) in ("/v1/models", f"/v1/models/{model.name}"):
             listed = {"id": model.name, "object": "model", "created": 0, "owned_by": "play.py"}
-            self._answer({"object": "list", "data": [listed]})
+            self._answer({"object": "list", "data": [listed]} if self.path == "/v1/models" else listed)
         elif self.path == "/api/runs":
             self._answer(runs.summaries())
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
             self._answer(content)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "no such page")
+            has_api = self._is_api() and model
+            self._refuse(HTTPStatus.NOT_FOUND, f"only the model {model.name} is here" if has_api else "no such page")
 
     def do_POST(self) -> None:
         model = self.server.model
@@ -405,18 +438,18 @@ class Handler(BaseHTTPRequestHandler):
                 request = parse_request(body)
                 # One line of JSON for each piece of text
                 self._begin("application/x-ndjson")
-                self._send(model.write(request, self._send))
+                self._send(model.write(request, self._send, self._check_client))
             elif self.path not in ROUTES:
                 self._refuse(HTTPStatus.NOT_FOUND, f"expected /v1/models, {' or '.join(ROUTES)}")
             else:
                 reply = Reply(model.name, self.path, self._send)
                 request = parse_request(body, partial(reply.read, tokens=model.new_tokens, most=MAX_NEW_TOKENS))
-                if whole := reply.end(model.write(request, reply.receive)):
+                if whole := reply.end(model.write(request, reply.receive, self._check_client)):
                     self._answer(whole)
                 else:
                     self.wfile.write(b"data: [DONE]\n\n")
         except UserError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
+            self._refuse(HTTPStatus.BAD_REQUEST, one_line(error).replace("--max_new_tokens", "max_tokens"))
         except ConnectionError:
             raise
         except Exception:
@@ -444,10 +477,15 @@ class Handler(BaseHTTPRequestHandler):
         # ask whether another page may post it: a POST of JSON without an Origin is a program's.
         return self.command == "GET" or self._is_api() and self.headers.get_content_type() == "application/json"
 
-    def _send(self, fields: dict[str, Any]) -> None:
-        """Send a part of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
-        if self.server.is_ending.is_set():
+    def _check_client(self) -> None:
+        """Errors: ConnectionError if the client has left or the server ends; that ends the text."""
+        came, _, _ = select.select([self.connection], [], [], 0)
+        # From a client that waits nothing comes, from one that has left an end.
+        if self.server.is_ending.is_set() or came and not self.connection.recv(1, socket.MSG_PEEK):
             raise ConnectionError
+
+    def _send(self, fields: dict[str, Any]) -> None:
+        """Send a part of the answer. Errors: ConnectionError if the client has left."""
         if not self.has_begun:
             self._begin("text/event-stream")
         frame = b"data: %s\n\n" if self._is_api() else b"%s\n"

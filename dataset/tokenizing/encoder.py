@@ -38,7 +38,7 @@ MARKS = "\n ,.，。"
 AFTER_DIGITS = string.whitespace[:4] + string.punctuation
 
 
-class TooLongToEncode(ValueError):
+class TooLongToEncode(UserError):
     """A text that cannot be encoded both exactly and in bounded memory."""
 
 

@@ -1,5 +1,6 @@
 """play.py --api, asked by OpenAI's own client. Reference: generate.py's text with the same seed."""
 
+import re
 from itertools import count
 from unittest import mock
 
@@ -26,12 +27,12 @@ def ask(server):
     return lambda is_chat, **fields: (chats if is_chat else texts).create(**{**given, **PROMPTS[is_chat], **fields})
 
 
-def written(server, is_chat):
+def written(server, is_chat, **sampling):
     """(ids of the prompt, generate.py's stream)"""
     turns = [TURNS[0], turn("user", "Hi")]
     ids = server.model.chat(turns) if is_chat else server.model.encoder.prompt_ids("a")
     torch.manual_seed(7)
-    return ids, streamed(server.model, ids, Sampling(20, 0.9, 0.8))[0]
+    return ids, streamed(server.model, ids, Sampling(20, 0.9, 0.8, **sampling))[0]
 
 
 def text_of(event):
@@ -70,21 +71,50 @@ def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
         assert whole.choices[0].finish_reason == events[-1].choices[0].finish_reason == expected
 
 
-def test_an_error_names_the_field(ask):
-    wrong = {"temperature": [-3, "hot"], "top_p": [0], "seed": [-1], "stop": [[""]], "n": [2], "tools": [[{}]]}
-    wrong |= {"messages": [[], TURNS[:1], [turn("tool", "x")], "text"], "max_tokens": [0]}
-    wrong["max_completion_tokens"] = ["x"]
+def test_an_error_names_the_field_as_it_was_sent(ask):
+    wrong = {"temperature": [-3, "hot"], "top_p": [0], "seed": [-1], "stop": [[""], 5], "n": [2], "tools": [[{}]]}
+    wrong |= {"messages": [[], TURNS[:1], [turn("tool", "x")], "text", [turn("user", None)]], "max_tokens": [0]}
+    wrong |= {"max_completion_tokens": ["x"], "min_p": [0.1], "mirostat": [2], "max_new_tokens": [5]}
+    wrong |= {"top_k": [1.5], "repetition_penalty": [0], "add_special_tokens": [False], "tool_choice": ["required"]}
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
-        named = name.removeprefix("max_").removeprefix("completion_")
-        with pytest.raises(openai.BadRequestError, match=named) as raised:
-            ask(True, **{name: value})
-        assert raised.value.type == "invalid_request_error", (name, value)
+        with pytest.raises(openai.BadRequestError) as raised:
+            ask(True, extra_body={name: value})
+        said = raised.value.body
+        assert said["type"] == "invalid_request_error" and said["message"].startswith(name), (name, value, said)
+        assert not re.search("object|literal|indices", said["message"]), said
+
+
+def test_a_text_has_the_sampling_of_generate(server, ask):
+    """With what clients send beside it, LangChain a list of one text."""
+    ids, stream = written(server, False, top_k=5, repetition_penalty=1.5)
+    nothing = {"min_p": 0, "n": 1, "logprobs": False, "best_of": 1, "presence_penalty": 0.0, "user": "me"}
+    fields = {"top_k": 5, "repetition_penalty": 1.5, "tool_choice": "auto", **nothing}
+    assert text_of(ask(False, prompt=["a"], extra_body=fields)) == stream.text != written(server, False)[1].text
+    developers = [{**TURNS[0], "role": "developer"}, TURNS[1]]
+    assert text_of(ask(True, messages=developers)) == text_of(ask(True))
+
+
+def test_without_a_limit_a_text_fills_the_context(server, ask):
+    for asked, room in ((-1, 30), (None, 30), (-1, 5000)):
+        prompt = len(written(server, False)[0])
+        with mock.patch.object(server.model.model.config, "max_position_embeddings", prompt + room):
+            used = ask(False, max_tokens=asked).usage
+        assert used.completion_tokens == min(room, play.MAX_NEW_TOKENS)
+
+
+def test_a_model_by_name(server):
+    models = openai.OpenAI(base_url=f"{server.address}v1", api_key="any", max_retries=0).models
+    with mock.patch.object(server.model, "name", "out/a b.pth"):
+        assert models.retrieve("out/a b.pth").id == "out/a b.pth"
+        with pytest.raises(openai.NotFoundError, match=re.escape("out/a b.pth")):
+            models.retrieve("gpt")
 
 
 def test_a_prompt_that_does_not_fit_and_a_model_without_chats(server, ask):
     for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="too long"):
-            ask(False, prompt="a b " * 40_000, stream=stream)
+        for prompt, message in (("a b " * 40_000, "too long.*.max_tokens"), ("x" * 2_100_000, "allows no cut")):
+            with pytest.raises(openai.BadRequestError, match=message):
+                ask(False, prompt=prompt, stream=stream)
     with mock.patch.object(server.model, "chat", None), pytest.raises(openai.BadRequestError, match="no chat template"):
         ask(True)
 

@@ -82,15 +82,20 @@ def test_hostile_texts_stay_texts(server):
     assert "".join(piece.get("shown", piece["text"]) for piece in sent) == "<U+001B>[31mred <U+202E>gnp<U+009B>"
 
 
-def test_a_text_ends_when_the_browser_leaves(server):
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions"])
+def test_a_text_ends_when_the_client_leaves(server, path):
+    """Also one that is sent as a whole, and of those that have left while they waited none begins."""
     receive = play.PieceStream.receive
     with mock.patch.object(play.PieceStream, "receive", autospec=True, side_effect=receive) as tokens:
-        connection = connect(server)
-        body = json.dumps(asked(max_new_tokens=1000, temperature=1.5))
-        connection.request("POST", "/api/generate", body, own_headers(server))
-        connection.getresponse().readline()
-        connection.close()
+        connections = [connect(server) for _ in range(4)]
+        body = asked(max_new_tokens=1000, temperature=1.5) if "api" in path else {"prompt": "a", "max_tokens": 1000}
+        for connection in connections:
+            connection.request("POST", path, json.dumps(body), own_headers(server))
+        wait_until(lambda: tokens.call_count > 2)
+        for connection in connections:
+            connection.close()
         wait_until(lambda: not server.model.lock.locked())
+        assert ask(server, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
     assert tokens.call_count < 500
 
 
@@ -104,16 +109,16 @@ def test_other_hosts_and_origins_are_refused(server):
         ("GET", "/v1/models", STRANGERS),
         ("POST", "/v1/completions", [*STRANGERS, {"Origin": None, "Content-Type": "text/plain"}]),
     ):
-        body = asked(prompt="a") if method == "POST" else None
+        body = asked() if method == "POST" else None
         for headers in refused:
             status, _, content = ask(server, method, path, body, headers)
             assert status == 403 and b"this server answers its own page alone" in content, (path, headers)
     # A tunnel may name this machine otherwise.
     for host in ("127.0.0.1:1", "localhost", "LOCALHOST:8765", "[::1]:80"):
         assert ask(server, "POST", "/api/generate", asked(), {"Host": host, "Origin": f"http://{host}"})[0] == 200
-    assert ask(server, "POST", "/v1/completions", asked(prompt="a"), {"Origin": None})[0] == 200
+    assert ask(server, "POST", "/v1/completions", {"prompt": "a"}, {"Origin": None})[0] == 200
     with mock.patch.object(server, "has_api", False):
-        assert ask(server, "POST", "/v1/completions", asked(prompt="a"), {"Origin": None})[0] == 403
+        assert ask(server, "POST", "/v1/completions", {"prompt": "a"}, {"Origin": None})[0] == 403
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(server):
