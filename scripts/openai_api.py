@@ -17,7 +17,7 @@ TAKEN = {"temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", 
 TAKEN |= {"stream", "stream_options", "model", "user", "metadata", "store", "service_tier", "safety_identifier"}
 TAKEN |= {"prompt_cache_key", "prompt_cache_retention", "cache_prompt", "keep_alive", "parallel_tool_calls"}
 # ... except with one of these values, which ask for nothing.
-NOTHING = (False, 0, "", [], {})
+NOTHING: tuple[object, ...] = (False, 0, "", [], {})
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "response_format": ({}, {"type": "text"}),
     "modalities": ([], ["text"]),

@@ -36,6 +36,7 @@ import torch
 from common.errors import UserError, utf8
 from common.flags import not_negative, positive, seed, share
 from common.wording import announce, one_line, printable
+from dataset.reading.conversations import checked_message
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.decoding import Sampling
 from scripts.arguments import play_parser, repetition_penalty, temperature, weight_of
@@ -64,8 +65,7 @@ CHECKS |= {"top_k": not_negative(int), "repetition_penalty": repetition_penalty}
 # Values of those that may be missing
 OFF = {"top_k": 0, "repetition_penalty": 1.0}
 # What a request has beside numbers, for messages
-EXPECTED = {"the request": "an object in JSON", "text": "a text"}
-EXPECTED["messages"] = "turns of user, assistant and system in texts, the last one the user's"
+EXPECTED = {"the request": "a JSON object", "text": "a text", "messages": "texts of user and assistant, user last"}
 
 # This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -126,12 +126,9 @@ class PlayedModel:
         self.new_tokens = min(200, trained_length(model.config))
 
     def write(self, request: dict[str, Any], send: Send, check: Callable[[], object] = bool) -> dict[str, Any]:
-        """Generate for a checked request; returns how it ended. check: called with each token, its exception ends the text.
-
-        Errors: UserError for a prompt that does not fit.
-        """
+        """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
         with self.lock:
-            # It may have waited for long.
+            # The client may have waited for long. An exception ends the text.
             check()
             sampling: Sampling = request["sampling"]
             if "text" in request:
@@ -144,18 +141,13 @@ class PlayedModel:
             if request.get("fills_context"):
                 room = max_positions(self.model.config) - len(ids)
                 sampling = dataclasses.replace(sampling, max_new_tokens=min(room, MAX_NEW_TOKENS))
-            stream = PieceStream(self.tokenizer, send)
-
-            def receive(tokens: torch.Tensor, logits: torch.Tensor) -> None:
-                check()
-                stream.receive(tokens, logits)
-
+            stream = PieceStream(self.tokenizer, send, check)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
             # An answer that has enough has ended too.
             is_end = True
             with contextlib.suppress(Enough):
-                (new,) = generate(self.model, self.tokenizer, [ids], sampling, receive)
+                (new,) = generate(self.model, self.tokenizer, [ids], sampling, stream.receive)
                 stream.end()
                 is_end = new[-1] in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
@@ -169,18 +161,20 @@ class PieceStream(TextStream):
 
     A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is the text it
     adds, or its vocabulary entry. Probabilities are the model's own, before temperature and top_p. `shown` is added for a
-    text with control characters.
+    text with control characters. `check` is called with each token; an exception from it ends the text.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", send: Send) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", send: Send, check: Callable[[], object] = bool) -> None:
         super().__init__(tokenizer, self._keep)
         self.send = send
+        self.check = check
         self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
         # Tokens whose text is incomplete
         self._tokens: list[list[Any]] = []
 
     def receive(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Called with each new token [1] and its logits [1, V]."""
+        self.check()
         token = int(tokens)
         probabilities = logits[0].float().softmax(-1)
         best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
@@ -322,9 +316,11 @@ def parse_request(body: bytes, read: Callable[[Any], dict[str, Any]] = dict) -> 
             request["text"] = utf8(fields["text"])
         else:
             name = "messages"
-            turns = request["messages"] = list(map(turn_of, fields["messages"]))
-            if turns[-1]["role"] != "user":
+            turns = [checked_message(dict(turn), number) for number, turn in enumerate(fields["messages"], 1)]
+            utf8(json.dumps(turns, ensure_ascii=False))
+            if turns[-1]["role"] != "user" or "tool" in {turn["role"] for turn in turns}:
                 raise ValueError
+            request["messages"] = turns
         return request
     except UserError:
         raise
@@ -333,18 +329,6 @@ def parse_request(body: bytes, read: Callable[[Any], dict[str, Any]] = dict) -> 
         is_clear = isinstance(error, argparse.ArgumentTypeError)
         reason = one_line(error)[:200] if is_clear else f"expected {EXPECTED.get(name, 'a number')}"
         raise UserError(f"{name}: {reason}") from None
-
-
-def turn_of(message: dict[str, Any]) -> dict[str, str]:
-    """A turn of a conversation. Errors: of any kind."""
-    # OpenAI's newer name
-    role = {"developer": "system"}.get(message["role"], message["role"])
-    if role not in ("user", "assistant", "system"):
-        raise ValueError
-    # A text, or several parts
-    content = message["content"]
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    return {"role": role, "content": utf8(text)}
 
 
 class Server(ThreadingHTTPServer):
@@ -420,8 +404,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
             self._answer(content)
         else:
-            has_api = self._is_api() and model
-            self._refuse(HTTPStatus.NOT_FOUND, f"only the model {model.name} is here" if has_api else "no such page")
+            self._refuse(HTTPStatus.NOT_FOUND, "no such page, or no such model")
 
     def do_POST(self) -> None:
         model = self.server.model

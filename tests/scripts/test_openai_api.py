@@ -73,7 +73,7 @@ def test_a_text_ends_before_its_first_stop_text(server, ask, is_chat):
 
 def test_an_error_names_the_field_as_it_was_sent(ask):
     wrong = {"temperature": [-3, "hot"], "top_p": [0], "seed": [-1], "stop": [[""], 5], "n": [2], "tools": [[{}]]}
-    wrong |= {"messages": [[], TURNS[:1], [turn("tool", "x")], "text", [turn("user", None)]], "max_tokens": [0]}
+    wrong |= {"messages": [[], TURNS[:1], [turn("tool", "x")], "text", [turn("user", 5)]], "max_tokens": [0]}
     wrong |= {"max_completion_tokens": ["x"], "min_p": [0.1], "mirostat": [2], "max_new_tokens": [5]}
     wrong |= {"top_k": [1.5], "repetition_penalty": [0], "add_special_tokens": [False], "tool_choice": ["required"]}
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
@@ -106,7 +106,7 @@ def test_a_model_by_name(server):
     models = openai.OpenAI(base_url=f"{server.address}v1", api_key="any", max_retries=0).models
     with mock.patch.object(server.model, "name", "out/a b.pth"):
         assert models.retrieve("out/a b.pth").id == "out/a b.pth"
-        with pytest.raises(openai.NotFoundError, match=re.escape("out/a b.pth")):
+        with pytest.raises(openai.NotFoundError, match="no such model"):
             models.retrieve("gpt")
 
 
