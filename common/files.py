@@ -40,26 +40,36 @@ def temporary_beside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def errors_of(path: Path, temporary: Path) -> Iterator[None]:
+    """Errors: OSError that names `path` where it would name `temporary`, or nothing, as the error of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(temporary)):
+            raise
+        # numpy's tofile raises one without errno.
+        reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+
+
+@contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open `path` for binary writing so that it appears complete or not at all; the temporary is removed on failure.
 
-    Errors: OSError that names `path` (the error of a full disk has no file name).
+    Errors: OSError that names `path`.
     """
     path = Path(path)
     temporary = temporary_beside(path)
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            # Otherwise a power cut after the rename could leave an empty file.
-            os.fsync(file.fileno())
-        rename(temporary, path)
-    except BaseException as error:
+        with errors_of(path, temporary):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                # Otherwise a power cut after the rename could leave an empty file.
+                os.fsync(file.fileno())
+            rename(temporary, path)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # numpy's tofile raises one without errno.
-            reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
-            raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
     # The rename is durable only once the folder is on disk.
     sync_folder(path.parent)
@@ -80,21 +90,23 @@ def rename(source: Path, target: Path) -> None:
 
 
 def try_to_write(path: Path, sized: bool = False, in_folder: bool = False) -> None:
-    """Write a byte to a temporary for `path`, rename and delete it. Errors: OSError. Not all mounted buckets can do this.
+    """Write a byte to a temporary for `path`, rename and delete it, which not all mounted buckets can do.
 
     sized: also give it a size first. in_folder: rename a folder that holds it instead, which some buckets refuse.
+    Errors: OSError that names the folder.
     """
     temporary, renamed = temporary_beside(path), temporary_beside(path)
     try:
-        if in_folder:
-            temporary.mkdir()
-        with open(temporary / "file" if in_folder else temporary, "wb") as file:
-            if sized:
-                file.truncate(1)
-            file.write(b"\0")
-            file.flush()
-            os.fsync(file.fileno())
-        rename(temporary, renamed)
+        with errors_of(path.parent, temporary):
+            if in_folder:
+                temporary.mkdir()
+            with open(temporary / "file" if in_folder else temporary, "wb") as file:
+                if sized:
+                    file.truncate(1)
+                file.write(b"\0")
+                file.flush()
+                os.fsync(file.fileno())
+            rename(temporary, renamed)
     finally:
         remove_if_possible(temporary)
         remove_if_possible(renamed)
@@ -119,12 +131,13 @@ def atomic_folder(folder: Path, temporary: Path, last: str = "") -> Iterator[Pat
     """Fill the folder `temporary`, which replaces `folder` when it is complete; it is removed on failure.
 
     last: its files replace those in `folder` one by one, this one at the end, and others stay.
-    Errors: OSError that names `folder` where safetensors or tokenizers cannot write.
+    Errors: OSError that names `folder`.
     """
     # left by a killed run
     remove(temporary)
     try:
-        yield temporary
+        with errors_of(folder, temporary):
+            yield temporary
         if last:
             for path in sorted(temporary.iterdir(), key=lambda path: path.name == last):
                 rename(path, folder / path.name)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from common.files import atomic_file, atomic_folder, restore
+from common.files import atomic_file, atomic_folder, restore, try_to_write
 
 
 def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
@@ -35,6 +35,19 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
     assert calls == ["content", "rename", "rename", "rename", "folder"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "probe"])
+def test_the_error_of_a_full_disk_names_the_path(tmp_path, kind):
+    path = tmp_path / "out"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left") as error:
+        if kind == "probe":
+            with mock.patch("os.fsync", side_effect=full):
+                try_to_write(path)
+        with atomic_file(path) if kind == "file" else atomic_folder(path, tmp_path / "new"):
+            raise full
+    assert error.value.filename == str(tmp_path if kind == "probe" else path) and not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_goes_when_the_file_is_written_again(tmp_path):

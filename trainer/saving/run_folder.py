@@ -47,9 +47,8 @@ def check_writable(stem: Path, sized: bool = False) -> None:
         if resume_folder.exists():
             try_to_write(resume_folder / "update_0")
     except OSError as error:
-        # The error of a full disk names no file.
-        path = error.filename or stem.parent
-        raise UserError(f"{path}: {error.strerror}: fix that, or name another --out_dir or --save_weight") from error
+        reason = f"{error.filename}: {error.strerror}"
+        raise UserError(f"{reason}: fix that, or name another --out_dir or --save_weight") from error
 
 
 def check_space(folder: Path, model: torch.nn.Module) -> None:
