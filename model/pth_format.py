@@ -92,7 +92,9 @@ def model_with(model_class: type[ModelT], config: ModelConfig, state: StateDict,
         with torch.device("meta"), _WithoutInitialising():
             model_class(config).load_state_dict(state, assign=True)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        raise ValueError(f"{path}: not the weights of this config: {one_line(error)[:250]}") from None
+        others = own_shape(state, config)
+        reason = f"they have {others}" if others else one_line(error)[:250]
+        raise ValueError(f"{path}: not the weights of this config: {reason}") from None
     for key, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{path}: {key} has NaN or infinite numbers: the file is damaged, or its run failed")
@@ -103,6 +105,17 @@ def model_with(model_class: type[ModelT], config: ModelConfig, state: StateDict,
     model = model_class(config)
     model.load_state_dict(state)
     return model.eval()
+
+
+def own_shape(state: StateDict, config: ModelConfig) -> str:
+    """The fields of the weights' own shape that are others in `config`; "" if there are none, or they cannot be told."""
+    # No shape tells it without QK norm.
+    heads = {} if ATTENTION + "q_norm.weight" in state else {"num_attention_heads": config.num_attention_heads}
+    try:
+        found = infer_config(state, heads)
+    except (ValueError, ArithmeticError):
+        return ""
+    return ", ".join(f"{name}={value}" for name, value in found.items() if value != getattr(config, name))
 
 
 class _WithoutInitialising(TorchFunctionMode):
@@ -144,9 +157,10 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
     weights = {WRAPPERS.sub("", key): tensor for key, tensor in entries.items() if not TABLES.search(key)}
     for key, tensor in weights.items():
         is_plain = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.layout is torch.strided
-        # With strides of 0 a few bytes become a tensor of any size.
-        if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"{path}: {key[:60]} is no plain block of floating-point numbers")
+        # With strides of 0 a few bytes become a tensor of any size. float8 is meant with scales, of which each program has its own.
+        size = tensor.element_size() if is_plain else 1
+        if size == 1 or tensor.numel() * size > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {key[:60]} is no plain block of floating-point numbers in 16 bits or more")
     return weights
 
 
