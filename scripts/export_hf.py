@@ -138,9 +138,9 @@ def export(
         # safetensors lets only the owner read its files; a server may run as another user.
         (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
         # `tokenizer("hi")` starts with BOS, as every document in training, unless it has something else there.
-        adds_nothing = tokenizer("a").input_ids == tokenizer("a", add_special_tokens=False).input_ids
-        if tokenizer.bos_token_id is not None and adds_nothing:
-            template = bos_template(str(tokenizer.bos_token), tokenizer.bos_token_id)
+        bos = tokenizer.bos_token
+        if bos is not None and tokenizer(bos).input_ids == tokenizer(bos, add_special_tokens=False).input_ids:
+            template = bos_template(str(bos), tokenizer.bos_token_id)
             tokenizer.backend_tokenizer.post_processor = template
         save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad")}
@@ -244,33 +244,42 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
 
 
 @torch.no_grad()
-def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncoder) -> tuple[float, int]:
-    """(largest difference of a logit over TEXTS in fp32, number of positions).
+def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncoder) -> tuple[float, str]:
+    """(largest difference of a logit over TEXTS in fp32, at which positions).
 
     Relative to the largest logit where that is above 1: fp32 itself rounds in proportion.
     """
     worst = torch.zeros(())
     positions = 0
+    kind = "English, Chinese and Python text"
     embeddings = text_config(first.config).vocab_size
     check_vocabulary_size(encoder.vocab_size, embeddings, "--tokenizer_path", fewer_are_fine=True)
-    # Some parts, such as a window of attention, act only at a distance.
-    for text in (*TEXTS, "".join(TEXTS) * 8):
-        ids = torch.tensor([encoder.prompt_ids(text)[: max_positions(first.config)]])
+    try:
+        # Some parts, such as a window of attention, act only at a distance.
+        rows = [encoder.prompt_ids(text) for text in (*TEXTS, "".join(TEXTS) * 8)]
+    except UserError:
+        rows = [[]]
+    # A tokenizer of proteins may know none of them, or each character as unknown.
+    if min(len(set(row)) for row in rows) < 3:
+        kind = "drawn ids"
+        rows = torch.randint(encoder.vocab_size, (4, 512), generator=torch.Generator().manual_seed(0)).tolist()
+    for row in rows:
+        ids = torch.tensor([row[: max_positions(first.config)]])
         logits = first(ids).logits
         others = second(ids).logits
         scale = logits.abs().max().clamp(min=1)
         # Unlike Python's `max`, this keeps a NaN.
         worst = torch.maximum(worst, (logits - others).abs().max() / scale)
         positions += ids.shape[1]
-    return float(worst), positions
+    return float(worst), f"{positions} positions of {kind}"
 
 
-def verdict(difference: float, positions: int, what: str) -> str:
+def verdict(difference: float, positions: str, what: str) -> str:
     """One line about a comparison. Errors: ValueError if the logits differ."""
     if not difference <= TOLERANCE:
         raise ValueError(f"{what}: the logits differ by {difference:.1e}, more than {TOLERANCE}; not written")
     logits = f"differ by {difference:.1e} at most" if difference else "are bitwise the same"
-    return f"checked: {what}, the logits {logits} at {positions} positions of English, Chinese and Python text (fp32)"
+    return f"checked: {what}, the logits {logits} at {positions} (fp32)"
 
 
 # -------------------------------------------------------------------------------------------------- the model card

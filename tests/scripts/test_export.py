@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import UserError
 from dataset.tokenizing import byte_level_bpe
@@ -80,6 +82,22 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
         if field.startswith(("yarn", "_")) or (not ours.config.use_moe and ("expert" in field or "moe_int" in field)):
             continue
         assert getattr(again, field) == getattr(ours.config, field) or "aux" in field, field
+
+
+@pytest.mark.parametrize("model", [models.WordLevel, partial(models.BPE, merges=[])])
+def test_a_tokenizer_that_knows_no_text_of_the_check(tmp_path, capsys, model):
+    """A protein's: letters, no BOS, nothing for what it does not know. Reference: the source's .pth, bit for bit."""
+    letters = {letter: i for i, letter in enumerate("αβγδεζηθ")}
+    backend = Tokenizer(model(vocab=letters))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "letters")
+    weight, folder = write(tmp_path, vocab_size=8), tmp_path / "hf"
+    words = ["--tokenizer_path", str(tmp_path / "letters")]
+    assert export_hf.main(["--weight", str(weight), "--out_dir", str(folder), *words]) == 0
+    assert export_hf.main(["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]) == 0
+    assert capsys.readouterr().out.count("bitwise the same at 2048 positions of drawn ids") == 2
+    first, back = (torch.load(path, weights_only=True) for path in (weight, tmp_path / "back.pth"))
+    assert all(torch.equal(first[key], back[key]) for key in first)
 
 
 def check_names_of_transformers_4(kind, folder):
