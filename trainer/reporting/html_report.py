@@ -40,7 +40,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
     common = os.path.commonpath([path.parent for path in paths])
     names = [path.relative_to(common).as_posix() for path in paths]
     # None: recorded by a job without a fingerprint of its data
-    fingerprints = {run.start_record("data").get("fingerprint") for run in runs} - {None}
+    fingerprints = {str(run.start_record("data").get("fingerprint")) for run in runs} - {"None"}
     loader = FileSystemLoader(Path(__file__).parent)
     # Text is escaped, never run.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
@@ -169,12 +169,14 @@ def samples(run: RunRecords) -> list[tuple[int, str, str]]:
 
 def summary(run: RunRecords) -> str:
     """The line below the title: model, data and starts."""
-    if not run.starts:
-        return f"from {run.path.name}"
     data = run.start_record("data")
     resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
-    documents = counted(data["documents"], "conversation" if run.trains_answers else "document")
-    return (
-        f"{run.start_record('model')['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
-        f"full; started {run.starts[0]['started']}{resumed}"
-    )
+    try:
+        documents = counted(data["documents"], "conversation" if run.trains_answers else "document")
+        return (
+            f"{run.start_record('model')['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
+            f"full; started {run.starts[0]['started']}{resumed}"
+        )
+    except (LookupError, TypeError, ValueError):
+        # No start, or one of another program or version
+        return f"from {run.path.name}"

@@ -176,6 +176,9 @@ class RunRecords:
     def _take(self, record: dict[str, Any]) -> None:
         tokens = float(record["tokens"])
         if "settings" in record:
+            # An odd one, of another program or version, raises here.
+            record |= {part: {**record.get(part, {})} for part in ("settings", "model", "data", "machine", "versions")}
+            record["next_commands"] = [(purpose, command) for purpose, command in record.get("next_commands", ())]
             *earlier, now = (start.get("data", {}).get("validation") for start in (*self.starts, record))
             if now and next(filter(None, reversed(earlier)), now) != now:
                 # The losses of other documents do not compare.
@@ -246,7 +249,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if is_known and expected and loss:
         # From nats per token to bits per byte, by the evaluation's ratio
         bars.append(("expected", expected * bits / loss))
-    if of_gzip := run.start_record("data").get("gzip"):
+    if isinstance(of_gzip := run.start_record("data").get("gzip"), float | int) and of_gzip > 0:
         bars.append(("gzip", of_gzip))
     return bars
 

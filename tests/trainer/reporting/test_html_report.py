@@ -137,6 +137,20 @@ def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     assert "hidden_size" in page_of(path)
 
 
+@pytest.mark.parametrize(
+    "start",
+    [{part: value} for part in ("settings", "model", "data", "machine", "next_commands") for value in (None, 5)]
+    + [
+        {"data": {**START["data"], **odd}}
+        for odd in ({"fill": "x"}, {"gzip": "x"}, {"fingerprint": []}, {"documents": []})
+    ]
+    + [{"model": {}}, {"next_commands": ["x"]}],
+)
+def test_an_odd_start_costs_its_line_alone(tmp_path, start):
+    assert "val_loss" in RunRecords.read(path := metrics_file(tmp_path / "a.metrics.jsonl", n=3, start=start)).columns
+    assert "a.metrics.jsonl" in page_of(path) or "10 documents" in page_of(path)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", *ODD_NUMBERS])
 def test_what_is_no_metrics_file_is_named(tmp_path, content):
     path = tmp_path / "x.metrics.jsonl"
