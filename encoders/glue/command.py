@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import DataError, UserError, optional_package, user_errors
-from common.files import atomic_file, file_digest, read_object, remove
+from common.files import atomic_file, file_digest, read_object, remove, remove_if_possible
 from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
@@ -36,7 +36,6 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, publishable
-from trainer.saving.checkpoint import Checkpoints
 
 # Settings that must match for a finished run to count as done, besides its data, tokenizer and model
 COMPARED = (
@@ -269,6 +268,10 @@ def run_seed(
     made_with = {"dtype": str(dtype), **data.digests, **{name: getattr(settings, name) for name in COMPARED}}
     result: dict[str, Any] = {"task": data.name, "seed": seed, "made_with": made_with}
 
+    def remove_checkpoints() -> None:
+        """A finished run is not resumed, and its checkpoints take three times the model, per seed."""
+        remove_if_possible(folder / f"{data.name}_{folder.name}_resume")
+
     def done_before() -> dict[str, Any] | None:
         """The results of a finished run, which is skipped; None: it has to run."""
         if not (settings.from_resume and (folder / RESULTS).exists()):
@@ -279,6 +282,8 @@ def run_seed(
                 f"--from_resume 1: {folder} was finished with another {', another '.join(others)}: name another --out_dir, or "
                 "replace it with --overwrite_output_dir 1 and without --from_resume"
             )
+        # A kill may have come before they were removed.
+        remove_checkpoints()
         return earlier
 
     earlier = on_main(ranks, done_before)
@@ -306,13 +311,8 @@ def run_seed(
         say(f"stopped by {signal_name(stop_request)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_request, {}
 
-    def finish() -> None:
-        write_json(folder / RESULTS, result)
-        # A finished run is not resumed, and its checkpoints take three times the model, per seed.
-        with contextlib.suppress(OSError):
-            Checkpoints(f"{job.files.stem}_resume").remove_all()
-
-    on_main(ranks, finish)
+    on_main(ranks, lambda: write_json(folder / RESULTS, result))
+    on_main(ranks, remove_checkpoints)
     return 0, result
 
 

@@ -23,11 +23,9 @@ torch.distributed.checkpoint would do as much, but its `load` unpickles `.metada
 it. These files are read only by torch's restricted unpickler.
 """
 
-import contextlib
 import errno
 import glob
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -216,13 +214,6 @@ class Checkpoints:
                 # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no suffix has one.
                 if "_" not in path.name.removeprefix(start):
                     remove_if_possible(path)
-
-    def remove_all(self) -> None:
-        """Delete the checkpoints, and their folder if it is empty then."""
-        for path in self.paths():
-            self._remove(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(self.folder)
 
     def set_aside(self, files: Iterable[Path], weights: Iterable[Path], unsaved: Iterable[Path]) -> None:
         """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.

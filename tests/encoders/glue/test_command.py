@@ -267,9 +267,13 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     place = make_place(tmp_path / "place")
     out = tmp_path / "out"
     first = fine_tune(place, out, epochs=1)
-    assert not (out / "cola" / "seed_42" / "cola_seed_42_resume").exists()
+    checkpoints = out / "cola" / "seed_42" / "cola_seed_42_resume"
+    assert not checkpoints.exists()
+    # As after a kill between the results and the end
+    checkpoints.mkdir()
+    (checkpoints / "update_9.pt").touch()
     with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
-        assert fine_tune(place, out, epochs=1, from_resume=1) == first
+        assert fine_tune(place, out, epochs=1, from_resume=1) == first and not checkpoints.exists()
         assert "cola, seed 42: done before, matthews" in capsys.readouterr().out
         error = complaint(capsys, place, out, epochs=2, layer_decay=0.7, from_resume=1)
         assert "seed_42 was finished with another epochs, another layer_decay" in error
