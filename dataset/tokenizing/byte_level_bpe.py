@@ -227,7 +227,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO) -> Toke
     tokenizer.train_from_iterator(chain.from_iterable(map(parts_for_training, texts)), trainer)
     got = tokenizer.get_vocab_size()
     if got != vocab_size:
-        raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
+        raise ValueError(
+            f"the sample gives {got} entries at most, not {vocab_size}: pass --vocab_size {got}, or give more text of other words"
+        )
     return tokenizer
 
 

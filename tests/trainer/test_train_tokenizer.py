@@ -119,7 +119,10 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
         (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"),
         (["--data_path", "CORPUS"], "--out_dir"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
-        (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
+        (
+            ["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"],
+            "entries at most, not 90000: pass --vocab_size",
+        ),
         (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--lower_case", "0"], "--lower_case has no effect: --type is bpe"),
         (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
@@ -201,6 +204,15 @@ def test_wordpiece_cuts_words_that_are_too_long_for_it(letters, tmp_path):
         tokens = tokenizer.tokenize(texts[0] + letters * 2000)
         assert "".join(tokens).replace("##", "") == texts[0] + letters * 2000
         assert tokenizer("a").input_ids == [2, 1, 3]
+
+
+def test_the_largest_size_is_named(tmp_path):
+    """Numbers of two digits: 100 merges are all there are, and more such text has no others."""
+    texts = [f"{number:02}" for number in range(100)] * 3
+    largest = len(SPECIAL_TOKENS) + 256 + 100
+    with pytest.raises(ValueError, match=f"pass --vocab_size {largest},"):
+        train_bpe(texts, 5000)
+    assert train_bpe(texts, largest).get_vocab_size() == largest
 
 
 @needs_shared
