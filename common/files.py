@@ -93,11 +93,11 @@ def try_to_write(path: Path, sized: bool = False, in_folder: bool = False) -> No
     """Write a byte to a temporary for `path`, rename and delete it, which not all mounted buckets can do.
 
     sized: also give it a size first. in_folder: rename a folder that holds it instead, which some buckets refuse.
-    Errors: OSError that names the folder.
+    Errors: OSError that names `path`.
     """
     temporary, renamed = temporary_beside(path), temporary_beside(path)
     try:
-        with errors_of(path.parent, temporary):
+        with errors_of(path, temporary):
             if in_folder:
                 temporary.mkdir()
             with open(temporary / "file" if in_folder else temporary, "wb") as file:

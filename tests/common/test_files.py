@@ -47,7 +47,7 @@ def test_the_error_of_a_full_disk_names_the_path(tmp_path, kind):
                 try_to_write(path)
         with atomic_file(path) if kind == "file" else atomic_folder(path, tmp_path / "new"):
             raise full
-    assert error.value.filename == str(tmp_path if kind == "probe" else path) and not list(tmp_path.iterdir())
+    assert error.value.filename == str(path) and not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_goes_when_the_file_is_written_again(tmp_path):
