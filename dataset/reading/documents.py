@@ -178,21 +178,23 @@ def _find_pieces(stream: Stream, path: str, text_field: str, separator: re.Patte
     """The parts of a text file, each with its first line's number. Errors: DataError for one that is too long."""
     # A line end before blank lines belongs to the part before, and their last one may be the one before further ones.
     shared = int(separator.pattern == BLANK_LINES)
-    # data: read, and without a separator so far, behind the shared line end. line: number of its first line.
-    data = b"\n"[:shared]
+    # data: read, and without a separator so far, behind the byte before it. line: number of its first line.
+    data = b"\n"
     line = 1
     # As much again: `data` is searched again, so each byte about twice in all.
-    while more := stream.read(min(max(len(data), CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1 - len(data))):
+    while more := stream.read(min(max(len(data), CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 2 - len(data))):
         data += more
-        begin = shared
-        for match in separator.finditer(data):
+        begin = 1
+        for match in separator.finditer(data, 1 - shared):
             yield line, data[begin : match.start() + shared]
             line += data.count(b"\n", begin, match.end())
             begin = match.end()
-        data = data[begin - shared :]
-        if len(data) > faults.MAX_DOCUMENT_BYTES:
+        data = data[begin - 1 :]
+        if len(data) > faults.MAX_DOCUMENT_BYTES + 1:
             raise DataError(f"{path}:{line}: {too_long('part of the text').args[1]}")
-    yield line, BLANK_REST.sub(rb"\1", data)[shared:]
+    # The last line may have no end, and a mark one.
+    last = separator.search(data + b"\n", 1)
+    yield line, BLANK_REST.sub(rb"\1", data[: last.start() + shared] if last else data)[1:]
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -238,7 +240,9 @@ def _format_of(path: Path, document_end: str | None) -> Format:
         return FORMATS[kind.suffix]
     if document_end is None:
         return Format(_find_whole_text, _text_of_file)
-    mark = re.escape(os.fsencode(document_end)).replace(b"\\\n", rb"\r?\n")
+    mark = re.escape(os.fsencode(document_end.replace("\r\n", "\n"))).replace(b"\\\n", rb"\r?\n")
+    # The beginning of a file, and the end of a mark with a line end, stand for the line end before a mark.
+    mark = re.sub(rb"^\\r\?\\n", rb"(?:\\r?\\n|(?<![^\\n]))", mark)
     separator = SEPARATORS.get(document_end) or (mark if document_end[0] in "\r\n" else mark + rb"[\r\n]*")
     text_of_piece = _text_of_file if document_end == PARAGRAPHS else _text_of_piece
     return Format(partial(_find_pieces, separator=re.compile(separator)), text_of_piece)

@@ -14,7 +14,7 @@ from dataset.reading.streams import open_stream
 # {codec of Python: how it is called}
 MULTI_BYTE = {"gb18030": "GBK", "big5hkscs": "Big5", "cp932": "Shift-JIS", "euc_jp": "EUC-JP", "cp949": "EUC-KR"}
 # Of equally likely ones the first is named first.
-ONE_BYTE = "cp1252 latin_1 cp1250 iso8859_2 cp1251 koi8_r koi8_u cp866 iso8859_5 cp1253 iso8859_7 cp1254 cp1255 cp1256 cp1257 cp1258 cp874"
+ONE_BYTE = "cp1252 latin_1 cp1250 iso8859_2 cp1251 koi8_r koi8_u cp866 iso8859_5 cp1253 iso8859_7 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp850"
 # Maximum share of what charset-normalizer finds odd, such as mixed scripts: one-byte encodings read nearly everything.
 MAX_MESS = 0.3
 # Bytes of each of three parts of a file that are looked at
@@ -67,8 +67,11 @@ def _readings(sample: bytes) -> dict[str, str]:
     for name in (*MULTI_BYTE, *ONE_BYTE.split()):
         most = math.inf if name in MULTI_BYTE else MAX_MESS
         matches += library.from_bytes(sample, cp_isolation=[name], threshold=most, enable_fallback=False)
+    # A text of two-byte characters hardly ever lacks two bytes beyond ASCII in a row; one with few accents has none.
+    is_one_byte = not re.search(rb"[\x80-\xff]{2}", sample)
     # By their mess, and by how well the frequencies of letters fit one of some forty languages
-    return {match.encoding: str(match) for match in sorted(matches)}
+    matches.sort(key=lambda match: (is_one_byte and match.encoding in MULTI_BYTE, match))
+    return {match.encoding: str(match) for match in matches}
 
 
 def conversion_command(path: Path, encoding: str) -> str:
