@@ -54,6 +54,9 @@ def shape_of(line: JsonObject) -> Shape | None:
     # {name in lower case: name}. Merged data sets have null in the fields of the others.
     keys = [key for key in first if list_name or first[key] is not None] if isinstance(first, dict) else []
     present = {key.lower(): key for key in keys}
+    # A, B, C ... are options to choose from.
+    if "b" in present:
+        present.pop("a", None)
     forms = {MESSAGES: (SPEAKERS, CONTENTS)} if list_name else {}
     for form, kinds in {**forms, QUESTIONS_WITH_ANSWERS: (QUESTIONS, ANSWERS)}.items():
         fields = [next((present[name] for name in names if name in present), "") for names in kinds]

@@ -261,6 +261,8 @@ def test_chats_of_a_table_are_in_the_columns_that_objects_have_as_fields(tmp_pat
     assert report_of(notes)[1:] == ["left out: weight false (1 line)"]
     with pytest.raises(DataError, match="no column 'text' .*; these are conversations, which train_sft.py reads"):
         list(read_documents(path))
+    path.write_text(f"{names.split(',')[0]},A,B\nHi,Yes,No\n", encoding="utf-8")
+    assert not is_chat_file(path, "text"), "options to choose from"
     path.write_text(f"{names},{names}\n", encoding="utf-8")
     with pytest.raises(DataError, match="more than one column"):
         list(read_documents(path, CONVERSATION))
