@@ -185,6 +185,8 @@ class RunRecords:
                 for field in ("val_loss", "perplexity", "bits_per_byte"):
                     self.columns.pop(field, None)
             self.starts.append(record)
+            # A finished run may be extended.
+            self.trained, self.is_finished = [], False
         elif "text" in record:
             prompt = record["prompt"]
             self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))

@@ -113,13 +113,15 @@ def test_the_auc_is_right_of_a_discriminator_that_doubts_little(dtype):
 
 def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):  # noqa: F811
     """--val_fraction. Reference: the documents of the examples of both sides."""
-    split = train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=2)
+    options = {**data, "out_dir": tmp_path, "val_fraction": 0.3, "warmup_steps": 2}
+    split = train(**options, max_steps=1)
     job = split.job
     plans = [job.plan(0), job.val_plan]
     trained, evaluated = ({*plan.documents_of(0, plan.n_rows)} for plan in plans)
     assert trained and evaluated and not trained & evaluated
     assert trained | evaluated == set(range(len(job.corpus.store)))
     assert f"validation: {job.val_plan.n_rows} examples" in capsys.readouterr().out
-    assert train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=3, from_resume=1).progress.update == 3
+    assert train(**options, max_steps=3, from_resume=1).progress.update == 3
+    assert "the learning rate was" not in capsys.readouterr().out, "it rises from 0"
     with pytest.raises(UserError, match="val_fraction"):
-        train(**data, out_dir=tmp_path, val_fraction=0.2, max_steps=4, from_resume=1)
+        train(**options | {"val_fraction": 0.2}, max_steps=4, from_resume=1)

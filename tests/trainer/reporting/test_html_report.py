@@ -181,6 +181,8 @@ def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
     # 4,900 tokens are two and a half passes.
     assert RunRecords.read(path).ends_of_passes() == pytest.approx([1960, 3920])
     assert page.count("dotted: a pass over the text ends") == 1 and "continue after a stop" not in page
+    # A finished run that was extended, and stopped
+    assert "continue after a stop" in page_of(add(path, {**START, **start}))
     # What was trained of each source
     assert "<td>12,345</td>" in page and "&lt;b&gt;web&lt;/b&gt;/" in page and "<b>web" not in page
 
