@@ -23,8 +23,6 @@ MAX_MESSAGE = 300
 AUTO = "auto"
 # {pattern of other programs' flags: the same here}
 OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
-
-
 BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

@@ -193,12 +193,10 @@ def test_lm_eval_scores_texts_without_a_start_token_of_its_own(tmp_path):
 
     def scored(ids, first):
         """Log-likelihood of the ids from number `first` on."""
-        with torch.no_grad():
-            found = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         return sum(found[at - 1, ids[at]].item() for at in range(first, len(ids)))
 
-    ids = tokenizer("".join(texts)).input_ids
-    border = len(tokenizer(texts[0]).input_ids)
+    ids, border = tokenizer("".join(texts)).input_ids, len(tokenizer(texts[0]).input_ids)
     right = [scored(ids, 1), scored(ids, border)]
     assert without == pytest.approx([right[0], scored(ids[1:], border - 1)], abs=1e-3)
     assert by_default == with_token == pytest.approx([scored([1, *ids], 1), right[1]], abs=1e-3)

@@ -292,9 +292,7 @@ class Trainer:
         before = float(group["lr"]) / group.get("lr_scale", 1.0)
         # At a start it rises from 0, and doubles from the first update to the second.
         if self.progress.update and rate > 2.01 * before > 0:
-            self.reporter.say(
-                f"note: the learning rate was {before:.2g} at the save, and this start makes it {rate:.2g}"
-            )
+            self.reporter.say(f"note: the learning rate was {before:.2g} at the save, this start makes it {rate:.2g}")
 
     def compute(self, batch: Any, update: Update, totals: Any, is_last: bool) -> None:
         """Compute a micro-batch. batch: None if this rank has no rows in it, in the last ones of an epoch."""

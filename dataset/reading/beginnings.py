@@ -14,6 +14,7 @@ BEGINNING_BYTES, MAX_FILES = 1 << 17, 200
 JSON = re.compile(r'\s*(\{\s*"[^"\n]*"\s*:|\[\s*[{"])')
 # Names of columns, which begin with a letter; in prose a space follows a comma.
 HEADER = re.compile(r'"?[^\W\d][\w .-]*"?(,"?[^\W\d][\w .-]*"?)+')
+WITH_TABS = re.compile(r"[^\W\d].*\t|\t.*[^\W\d]")
 # Marks between documents in public text files, in those of WikiExtractor, Common Crawl (WET), chess (PGN) and FASTA too
 MARK = re.compile(
     r"(?im)<\|end_?of_?(?:text|document)\|>|</s>|<eos>|\[EOS\]|</doc>|^WARC/1\.\d|^\[Event |^>(?=.*\n[A-Z*-]{8,}\r?$)"
@@ -53,11 +54,7 @@ def advice_on(beginning: str, kind: FileKind, document_end: str | None) -> str:
     right_suffix = ""
     if JSON.match(beginning):
         right_suffix = ".jsonl" if re.fullmatch(r"\{.*\}", lines[0]) else ".json"
-    elif (
-        len(lines) > 2
-        and len({line.count("\t") for line in lines[:50]}) == 1
-        and re.search(r"[^\W\d].*\t|\t.*[^\W\d]", lines[0])
-    ):
+    elif len(lines) > 2 and WITH_TABS.search(lines[0]) and len({line.count("\t") for line in lines[:50]}) == 1:
         right_suffix = ".tsv"
     elif len(lines) > 2 and HEADER.fullmatch(lines[0]) and all("," in line for line in lines[:50]):
         right_suffix = ".csv"

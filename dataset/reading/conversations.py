@@ -33,9 +33,8 @@ ARGUMENT_FIELDS = ("arguments", "parameters", "args")
 # false: an undesirable answer, in data for KTO (TRL and ms-swift; LLaMA-Factory)
 DESIRABLE = ("label", "kto_tag")
 # {what these and WEIGHTS may say: whether it is trained}
-YES_OR_NO = dict.fromkeys(("true", "yes", "desirable", "1"), True) | dict.fromkeys(
-    ("false", "no", "undesirable", "0"), False
-)
+YES_OR_NO = dict.fromkeys(("true", "yes", "desirable", "1"), True)
+YES_OR_NO |= dict.fromkeys(("false", "no", "undesirable", "0"), False)
 # In JSON, a field of WEIGHTS with a number besides 0 and 1: its numbers are measured, such as losses. Not "weight": one of 0 is
 # none, whatever the others are.
 MEASURED = re.compile(rb'"(%s)"\s*+:\s*+"?\s*+(?![01](\.0*)?[\s",}\]])[+-]?[\d.]' % "|".join(WEIGHTS[1:]).encode())

@@ -46,7 +46,8 @@ def program(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_check_of_the_report_holds_on_a_cpu(tmp_path):
+def test_every_check_of_the_report_holds_on_a_cpu_and_bits_are_equal(tmp_path):
+    assert equal_bits.is_repeated("plain float32", CPU).endswith("tensors, the same to the last bit")
     code, found = main(tmp_path, "machine", "losses", "resume")
     assert code == 0, found
     assert [result["what"] for result in found[:3]] == ["system", "processor", "versions"]
@@ -63,9 +64,8 @@ def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monk
     monkeypatch.setitem(check.SECTIONS, "numbers", section)
     monkeypatch.setattr(check, "run_section", lambda name, args, left_s: check.SECTIONS[name].results(CPU))
     code, (first, second) = main(tmp_path, "numbers")
-    assert code == 1
-    assert (first["ok"], first["value"]) == (False, "RuntimeError: no such kernel")
-    assert (second["ok"], second["value"]) == (True, "fine")
+    found = [code, first["ok"], first["value"], second["ok"], second["value"]]
+    assert found == [1, False, "RuntimeError: no such kernel", True, "fine"]
     said = capsys.readouterr().out
     assert "| numbers | second | ok: fine, 0 s |" in said and "\nfailed: first (numbers); more in " in said
 
@@ -77,9 +77,8 @@ def test_a_section_that_hangs_or_crashes_is_a_row_and_keeps_what_it_has_found(tm
     for end, said in (("time.sleep(60)", "stopped after 3 s"), ("os.kill(os.getpid(), 9)", "exit code -9: ")):
         program(found + end)
         code, (first, failure, seconds) = main(tmp_path, "numbers")
-        assert code == 1 and first == {"what": "a step"}
+        assert (code, first, seconds["what"]) == (1, {"what": "a step"}, "seconds of the section")
         assert failure["ok"] is False and failure["value"] == said
-        assert seconds["what"] == "seconds of the section"
 
 
 def test_the_table_has_no_names_or_places(monkeypatch):
@@ -126,11 +125,6 @@ def test_the_first_tensor_that_differs_is_named(monkeypatch):
     assert equal_bits.is_repeated("plain", CPU).endswith("tensors, the same to the last bit")
 
 
-@pytest.mark.slow
-def test_two_processes_of_a_case_have_equal_bits():
-    assert equal_bits.is_repeated("plain float32", CPU).endswith("tensors, the same to the last bit")
-
-
 def test_other_bits_after_a_resume_are_found(monkeypatch):
     """Runs that resume, and leave what was never the same."""
     monkeypatch.setattr(checks, "start", mock.Mock())
@@ -141,11 +135,6 @@ def test_other_bits_after_a_resume_are_found(monkeypatch):
         checks.resumes_bitwise("", CPU)
 
 
-def test_differences_by_hand():
-    assert other_side.difference([1.0, 2.0, 4.0], [1.0, 2.5, 3.0]) == "by 2.5e-01, from 2 of 3"
-    assert other_side.difference([1.0, 2.0], [1.0, 2.0]) == "equal"
-
-
 @pytest.mark.slow
 def test_what_differs_between_two_sides_is_found_from_its_first_update_on(data, monkeypatch, tmp_path):
     other = []
@@ -153,6 +142,7 @@ def test_what_differs_between_two_sides_is_found_from_its_first_update_on(data, 
     def run_logged(python, command, log_path):
         return train_pretrain.main([*command[1:], *(other if log_path.parent.name == "before" else ())]), ""
 
+    assert other_side.difference([1.0, 2.0, 4.0], [1.0, 2.5, 3.0]) == "by 2.5e-01, from 2 of 3"
     monkeypatch.setattr(other_side, "run_logged", run_logged)
     words = ["--flags", shlex.join(flags(data_path=data, max_updates=4))]
     code, (result, _) = main(tmp_path, *words)
@@ -171,10 +161,7 @@ def test_the_files_of_a_commit_a_failing_run_and_mistakes(data, tmp_path, capsys
     assert done.returncode == 0 and "ok: losses equal; weights equal" in done.stdout, done.stderr
     done = command_line([*words, "--no_such_flag 1"], script=script)
     assert done.returncode == 1 and "exit code 2: error: unrecognized arguments: --no_such_flag" in done.stdout
-    mistakes = {
-        "--against 0123456789": "git finds no commit 0123456789 here",
-        "nonsense": "expected one of report, gpu, ",
-    }
+    mistakes = {"--against 0123456789": "git finds no commit 0123456789", "nonsense": "expected one of report, gpu, "}
     if not torch.cuda.is_available():
         mistakes["bits"] = "--device cuda: not on this machine; use --device cpu"
     for mistake, message in mistakes.items():

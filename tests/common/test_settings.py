@@ -128,25 +128,21 @@ def test_paths_of_a_call_are_those_of_its_start(tmp_path, monkeypatch):
     paths = {"data_path": ["a/*.jsonl:0.7", "file://b:1", "s3://b/c:1", "/d:2"], "val_path": ["v"], "out_dir": "~/out",
              "cache_dir": "..", "from_weight": "base", "sample_prompts": ["few.txt"]}  # fmt: skip
     settings, _ = PretrainSettings.of_call(paths)
-    there = f"{tmp_path}/"
-    fixed = {"data_path": [f"{there}a/*.jsonl:0.7", f"{there}b:1", "s3://b/c:1", "/d:2"], "val_path": [f"{there}v"],
-             "out_dir": f"{there}out", "cache_dir": f"{there}..", "from_weight": f"{there}base.pth",
-             "sample_prompts": [f"{there}few.txt"]}  # fmt: skip
+    here = f"{tmp_path}/"
+    fixed = {"data_path": [f"{here}a/*.jsonl:0.7", f"{here}b:1", "s3://b/c:1", "/d:2"], "val_path": [f"{here}v"], "out_dir": f"{here}out",
+             "cache_dir": f"{here}..", "from_weight": f"{here}base.pth", "sample_prompts": [f"{here}few.txt"]}  # fmt: skip
     assert {name: getattr(settings, name) for name in paths} == fixed
-    assert {**settings.values(), **paths, "from_weight": "base.pth", "out_dir": f"{there}out"} == settings.values()
-    mixed, _ = PretrainSettings.of_call(
-        {"mixture": "mix.yaml", "sample_prompts": ["few.txt", "the"], "from_weight": "no"}
-    )
+    assert {**settings.values(), **paths, "from_weight": "base.pth", "out_dir": f"{here}out"} == settings.values()
+    given = {"mixture": "mix.yaml", "sample_prompts": ["few.txt", "the"], "from_weight": "no"}
+    mixed, _ = PretrainSettings.of_call(given)
     monkeypatch.chdir("/")
-    assert data_of(mixed)[0].paths == [f"{there}a", "s3://b"]
+    assert data_of(mixed)[0].paths == [f"{here}a", "s3://b"]
     assert mixed.sample_prompts == ["few.txt", "the"] and mixed.from_weight == "no"
 
 
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(
-        "batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\nuse_compile: False\n"
-    )
+    path.write_text("batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a]\nuse_moe: true\nuse_compile: False\n")
     paths = ["--data_path", "a", "b", "--data_path", "c"]
     settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), *paths, "--cuda_graphs", "on"])
     assert (settings.batch_size, settings.learning_rate, settings.pack, settings.use_moe) == (4, 3e-4, False, True)

@@ -95,8 +95,8 @@ def test_a_text_has_the_sampling_of_generate(server, ask):
 
 
 def test_without_a_limit_a_text_fills_the_context(server, ask):
+    prompt = len(written(server, False)[0])
     for asked, room in ((-1, 30), (None, 30), (-1, 5000)):
-        prompt = len(written(server, False)[0])
         with mock.patch.object(server.model.model.config, "max_position_embeddings", prompt + room):
             used = ask(False, max_tokens=asked).usage
         assert used.completion_tokens == min(room, play.MAX_NEW_TOKENS)

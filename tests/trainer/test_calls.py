@@ -1,6 +1,5 @@
 """`from trainer import train`: a run called from Python. Reference: the weights of the command with the same flags, bit for bit."""
 
-import contextlib
 import os
 import random
 import signal
@@ -62,10 +61,7 @@ def test_calls_have_the_bits_of_the_command(data, weights, tmp_path, monkeypatch
             lines[name].append(line)
             set_switches()
 
-        given = [torch.autocast("cpu", torch.bfloat16), torch.inference_mode()]
-        with contextlib.ExitStack() as switches:
-            for switch in given if name == "b" else ():
-                switches.enter_context(switch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "b"), torch.inference_mode(name == "b"):
             results[name] = train(**options, on_log=on_log), processes.seconds_since_start()
 
     try:

@@ -91,7 +91,7 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path, capsys):
     assert after[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
     # In the middle of the longer run a cosine is half down, and MiniMind adds a tenth.
     assert records(run)[first_lines]["lr"] == pytest.approx((0.5 + 0.1) * 1e-3)
-    told = f"rate was {records(run)[first_lines - 1]['lr']:.2g} at the save, and this start makes it 0.0006"
+    told = f"rate was {records(run)[first_lines - 1]['lr']:.2g} at the save, this start makes it 0.0006"
     assert capsys.readouterr().out.count(told) == 1
     train(**options, epochs=3, from_resume=1, learning_rate=1e-4)
     assert "the learning rate was" not in capsys.readouterr().out

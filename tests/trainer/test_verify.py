@@ -167,10 +167,8 @@ def test_a_bit_that_flips_during_an_evaluation_changes_no_line_and_no_best_weigh
         run = run_of(tmp_path, "run", verify_every=3, **options)
     assert capsys.readouterr().out.count("put back from a copy") >= 3
     assert_same_run(run, whole)
-    assert [line["val_loss"] for line in records(run, "val_loss")] == [
-        line["val_loss"] for line in records(whole, "val_loss")
-    ]
-    assert [line["text"] for line in records(run, "text")] == [line["text"] for line in records(whole, "text")]
+    for field in ("val_loss", "text"):
+        assert [line[field] for line in records(run, field)] == [line[field] for line in records(whole, field)]
     torch.testing.assert_close(run.saver.best_weights, whole.saver.best_weights, rtol=0, atol=0)
 
 

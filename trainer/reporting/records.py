@@ -131,7 +131,7 @@ class RunRecords:
     """Content of a metrics file, as far as it was read.
 
     starts: list of dicts. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
-    of the run. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
+    of the run; None before it. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,8 +141,7 @@ class RunRecords:
         self.position = 0
         self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
-        self.trained: list[dict[str, Any]] = []
-        self.is_finished = False
+        self.trained: list[dict[str, Any]] | None = None
         self.columns: dict[str, tuple[array, array]] = {}
 
     @classmethod
@@ -186,13 +185,12 @@ class RunRecords:
                     self.columns.pop(field, None)
             self.starts.append(record)
             # A finished run may be extended.
-            self.trained, self.is_finished = [], False
+            self.trained = None
         elif "text" in record:
             prompt = record["prompt"]
             self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
-            self.is_finished = True
         else:
             for field, value in flat_numbers(record).items():
                 number = float(value)
@@ -215,12 +213,12 @@ class RunRecords:
         of_task = [(field, field, "{:.4f}".format) for field in METRICS.fields_among(self.columns)]
         values = [(label, self.last(field), write) for label, field, write in (*FIGURES, *of_task)]
         figures = [(label, write(value)) for label, value, write in values if value is not None]
-        passes = ", ".join(f"{source['passes']:.2f}" for source in self.trained)
+        passes = ", ".join(f"{source['passes']:.2f}" for source in self.trained or ())
         return [*figures, ("passes over the text", passes)] if passes else figures
 
     def ends_of_passes(self) -> list[float]:
         """Tokens trained at the end of each pass over the text, of a finished run with one source and at most 50 passes."""
-        passes = self.trained[0]["passes"] if len(self.trained) == 1 else 0.0
+        passes = self.trained[0]["passes"] if self.trained and len(self.trained) == 1 else 0.0
         tokens = self.last("tokens") or 0.0
         # Whole passes of several: rounding must not lose the last one.
         return [tokens * n / passes for n in range(1, int(passes + 1e-6) + 1)] if passes <= 50 else []
