@@ -287,10 +287,9 @@ class Trainer:
         return 0
 
     def tell_raised_rate(self, rate: float) -> None:
-        """A line if a resume begins with more than twice the rate with which the run was saved."""
+        """A line if a resume begins with more than twice the rate of the save, as no warm-up does behind its first updates."""
         group = min(self.engine.groups, key=lambda group: "lr_scale" in group)
         before = float(group["lr"]) / group.get("lr_scale", 1.0)
-        # At a start it rises from 0, and doubles from the first update to the second.
         if self.progress.update and rate > 2.01 * before > 0:
             self.reporter.say(f"note: the learning rate was {before:.2g} at the save, this start makes it {rate:.2g}")
 

@@ -67,9 +67,9 @@ def _readings(sample: bytes) -> dict[str, str]:
     for name in (*MULTI_BYTE, *ONE_BYTE.split()):
         most = math.inf if name in MULTI_BYTE else MAX_MESS
         matches += library.from_bytes(sample, cp_isolation=[name], threshold=most, enable_fallback=False)
-    # A text of two-byte characters hardly ever lacks two bytes beyond ASCII in a row; one with few accents has none.
+    # By their mess, and by how well the frequencies of letters fit one of some forty languages. Of two-byte characters some
+    # have two bytes beyond ASCII; accents may be alone.
     is_one_byte = not re.search(rb"[\x80-\xff]{2}", sample)
-    # By their mess, and by how well the frequencies of letters fit one of some forty languages
     matches.sort(key=lambda match: (is_one_byte and match.encoding in MULTI_BYTE, match))
     return {match.encoding: str(match) for match in matches}
 

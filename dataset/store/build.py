@@ -285,16 +285,14 @@ def encode_block(encoder: DocumentEncoder, reading: TextSettings, block: Block) 
 
 
 def _encode(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> EncodedBlock:
-    typecode = "H" if encoder.vocab_size <= 1 << 16 else "I"
-    out = EncodedBlock(
-        array(typecode), array("q"), array("I"), array("Q"), array("Q"), [], block.notes, block.source_bytes
-    )
+    tokens = array("H" if encoder.vocab_size <= 1 << 16 else "I")
+    out = EncodedBlock(tokens, array("q"), array("I"), array("Q"), array("Q"), [], block.notes, block.source_bytes)
     for line, text in block.documents(reading.text_field):
         before = len(out.tokens)
         if isinstance(text, str):
             try:
                 for ids in encoder.encode_in_parts(text):
-                    out.tokens.frombytes(ids.astype(typecode).tobytes())
+                    out.tokens.frombytes(ids.astype(tokens.typecode).tobytes())
             except TooLongToEncode as error:
                 del out.tokens[before:]
                 text = BadLine("too long", str(error))

@@ -41,10 +41,9 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
 def test_the_error_of_a_full_disk_names_the_path(tmp_path, kind):
     path = tmp_path / "out"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(OSError, match="No space left") as error:
+    with pytest.raises(OSError, match="No space left") as error, mock.patch("os.fsync", side_effect=full):
         if kind == "probe":
-            with mock.patch("os.fsync", side_effect=full):
-                try_to_write(path)
+            try_to_write(path)
         with atomic_file(path) if kind == "file" else atomic_folder(path, tmp_path / "new"):
             raise full
     assert error.value.filename == str(path) and not list(tmp_path.iterdir())

@@ -133,14 +133,10 @@ ENGLISH, HINDI = "It is a small town of 3,000 people. ", "यह लगभग �
 NUMBERS, CODE = "2024-05-17,13.25,1017\n", "for i in range(10):\n    print(f'{i}')\n"
 
 
-@pytest.mark.parametrize(
-    "texts, rule",
-    [
-        (ENGLISH, "llama-bpe"), (NUMBERS, "llama-bpe"), (CODE, "llama-bpe"), ("我们在这里，你好！", "llama-bpe"),
-        (HINDI, "qwen35"), ("ประเทศไทยเป็นเมืองเล็ก ", "qwen35"), ("cafe\u0301 ", "qwen35"),
-        (ENGLISH * 99 + HINDI, "llama-bpe"), (ENGLISH + HINDI, "qwen35"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("texts, rule", [
+    *((texts, "llama-bpe") for texts in (ENGLISH, NUMBERS, CODE, "我们在这里，你好！", ENGLISH * 99 + HINDI)),
+    *((texts, "qwen35") for texts in (HINDI, "ประเทศไทยเป็นเมืองเล็ก ", "cafe\u0301 ", ENGLISH + HINDI)),
+])  # fmt: skip
 def test_the_text_chooses_the_rule_that_cuts_it(texts, rule, tmp_path, capsys):
     """Words with combining marks are single pieces."""
     path = write_texts(tmp_path / "a.jsonl", [texts] * 50)

@@ -137,18 +137,14 @@ def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     assert "hidden_size" in page_of(path)
 
 
-@pytest.mark.parametrize(
-    "start",
-    [{part: value} for part in ("settings", "model", "data", "machine", "next_commands") for value in (None, 5)]
-    + [
-        {"data": {**START["data"], **odd}}
-        for odd in ({"fill": "x"}, {"gzip": "x"}, {"fingerprint": []}, {"documents": []})
-    ]
-    + [{"model": {}}, {"next_commands": ["x"]}],
-)
-def test_an_odd_start_costs_its_line_alone(tmp_path, start):
-    assert "val_loss" in RunRecords.read(path := metrics_file(tmp_path / "a.metrics.jsonl", n=3, start=start)).columns
-    assert "a.metrics.jsonl" in page_of(path) or "10 documents" in page_of(path)
+def test_an_odd_start_costs_its_line_alone(tmp_path):
+    parts = itertools.product(("settings", "model", "data", "machine", "next_commands"), (None, 5, {}, ["x"]))
+    odd = ({"fill": "x"}, {"gzip": "x"}, {"fingerprint": []}, {"documents": []})
+    starts = [{part: value} for part, value in parts] + [{"data": {**START["data"], **fields}} for fields in odd]
+    for start in starts:
+        path = metrics_file(tmp_path / "a.metrics.jsonl", n=3, start=start)
+        assert "val_loss" in RunRecords.read(path).columns
+        assert "a.metrics.jsonl" in page_of(path) or "10 documents" in page_of(path), start
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", *ODD_NUMBERS])

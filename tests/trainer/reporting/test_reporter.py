@@ -126,17 +126,14 @@ def test_trackio_finds_the_run_of_a_resume_by_its_name(monkeypatch):
 def test_what_the_environment_says_is_left_to_the_package(kind, project, name, tmp_path, monkeypatch):
     """Except a project that a flag names. Its folder is beside the run's files, not in the current one."""
     monkeypatch.setitem(sys.modules, kind, module := mock.MagicMock())
-    variables = [f"{kind.upper()}_{end}" for end in (project, name, "RUN_ID", "RESUME", "DIR", "LOG_DIR")]
-    for variable in variables:
-        monkeypatch.delenv(variable, raising=False)
+    theirs = {f"{kind.upper()}_{end}": "theirs" for end in (project, name, "RUN_ID", "RESUME", "DIR", "LOG_DIR")}
     folder = {"dir": str(tmp_path)} if kind == "wandb" else {"logdir": str(tmp_path / "swanlog")}
     all_of_it = {"project": "MiniMind-Pretrain", "name": "run", "id": "abc", "resume": "allow", **folder}
-    for flags, told in (([], all_of_it), ([], {}), (["--wandb_project", "mine"], {"project": "mine"})):
-        settings = PretrainSettings.parse(["--tracker", kind, *flags])
-        Reporter(is_main=True).open_tracker(settings, tmp_path / "run", {kind: "abc"})
+    for said, flags, told in (({}, [], all_of_it), (theirs, [], {}), (theirs, ["mine"], {"project": "mine"})):
+        settings = PretrainSettings.parse(["--tracker", kind, *(f"--wandb_project={flag}" for flag in flags)])
+        with mock.patch("os.environ", said):
+            Reporter(is_main=True).open_tracker(settings, tmp_path / "run", {kind: "abc"})
         assert module.init.call_args.kwargs == {**told, "config": mock.ANY}
-        for variable in variables:
-            monkeypatch.setenv(variable, "theirs")
 
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
