@@ -21,7 +21,7 @@ from common.errors import UserError, library_errors
 from common.files import read_object
 from common.wording import one_line
 from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, MODEL_TYPE, YARN_NAMES, ModelConfig, own_fields
-from model.pth_format import TABLES, ModelT, StateDict, model_with
+from model.pth_format import TABLES, ModelT, StateDict, model_with, read_state_dict
 from model.weight_record import with_generation
 
 CONFIG = "config.json"
@@ -32,6 +32,8 @@ YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 WEIGHTS = "model.safetensors"
 # shards of large weights, as save_pretrained names them
 SHARDS = "model-*-of-*.safetensors"
+# where there is no .safetensors: MiniMind's own conversion writes it
+PICKLE = "pytorch_model.bin"
 # upper bound: published models have a few hundred
 MAX_LAYERS = 2_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -212,9 +214,9 @@ def load_folder(model_class: type[ModelT], folder: Path, config: ModelConfig) ->
     """The weights in `folder` -> model_class in fp32 and eval mode: the inverse of to_hf.
 
     config: of read_config.
-    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code. One shared
-    expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that strict
-    loading reports it.
+    Reads one .safetensors or its shards, or else a pytorch_model.bin, as a .pth: none of its code is run. One shared expert
+    is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that strict loading
+    reports it.
     Errors: ValueError, one line, for damaged files and those of another model, for a tensor that must be zero and is not,
     and for a dtype that is not in DTYPES.
     """
@@ -223,12 +225,14 @@ def load_folder(model_class: type[ModelT], folder: Path, config: ModelConfig) ->
     if any(not path.stem.endswith(f"-of-{len(shards):05}") for path in shards):
         raise ValueError(f"{folder}: a shard {SHARDS} is missing, or there are those of several models")
     hf_state: StateDict = {}
-    for path in shards or [whole]:
+    if not shards and not whole.exists() and (folder / PICKLE).exists():
+        hf_state = read_state_dict(folder / PICKLE, None)
+    for path in () if hf_state else shards or [whole]:
         try:
             hf_state.update(load_file(path))
         except (OSError, SafetensorError) as error:
             raise ValueError(
-                f"{path}: not a readable .safetensors, the only kind that is read, or not all of it ({error})"
+                f"{path}: not a readable .safetensors, or not all of it; {PICKLE} is the only other kind that is read ({error})"
             ) from None
     state: StateDict = {}
     for name, tensor in hf_state.items():

@@ -32,7 +32,7 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",
-        help="a .pth of the trainer, or a folder from save_pretrained or export_hf.py (default: the newest in out/)",
+        help="a .pth of the trainer, or a folder from export_hf.py or of a Llama or Qwen3 (default: the newest in out/)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best available)")

@@ -1,11 +1,12 @@
 """Shared by the scripts: loading a model, its tokenizer, and an encoder for prompts as in training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from common.errors import UserError, user_errors
+from common.files import read_object
 from common.flags import MAX_INT
 from common.start import ROOT
 from common.wording import announce
@@ -32,11 +33,11 @@ from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.devices import pick_device, pick_dtype
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-# A MiniMindForCausalLM is both.
-LanguageModel: TypeAlias = "MiniMindLM | PreTrainedModel"
-LanguageConfig: TypeAlias = "ModelConfig | PretrainedConfig"
+# set in the config of a loaded model: ids of tokens that end its texts, beside the tokenizer's
+ENDS_FIELD = "listed_end_ids"
+ELSEWHERE = "other models: `transformers serve` and `transformers chat`, or model.generate, write; lm_eval measures"
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
@@ -50,7 +51,7 @@ def load(
     device: str | None = None,
     dtype: str = "float32",
     with_interface: bool = True,
-) -> "tuple[LanguageModel, PreTrainedTokenizerBase, DocumentEncoder]":
+) -> "tuple[MiniMindLM, PreTrainedTokenizerBase, DocumentEncoder]":
     """(model in eval mode, tokenizer, encoder); parameters: see `model_flags` and `load_model`.
 
     Errors: UserError for a weight or tokenizer that is missing or does not fit.
@@ -61,9 +62,9 @@ def load(
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
-        embeddings = text_config(model.config).vocab_size
+        embeddings = model.config.vocab_size
         check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
-    model = model.to(target, dtype_of_flag(dtype, target))  # type: ignore[arg-type]  # transformers wraps it without its types
+    model.to(target, dtype_of_flag(dtype, target))
     if target.type == "cpu":
         keep_freed_memory()
     return model, tokenizer, encoder
@@ -95,79 +96,73 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> "PreTrainedT
     return tokenizer
 
 
-def load_model(weight: str | Path, with_interface: bool = True) -> "LanguageModel":
-    """Load a .pth or a folder of any causal language model of transformers; fp32, eval mode.
+def load_model(weight: str | Path, with_interface: bool = True) -> MiniMindLM:
+    """Load a .pth, or a folder of a model that MiniMind computes exactly; fp32, eval mode.
 
-    with_interface: a .pth as MiniMindForCausalLM, whose import takes longer than that of torch; otherwise as MiniMindLM.
+    with_interface: as MiniMindForCausalLM, whose import takes longer than that of torch; otherwise as MiniMindLM.
     Errors: UserError, ValueError; for a missing weight they name the newest that is there.
     """
     path = Path(weight)
     if not path.exists():
         raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
-    if not path.is_dir():
-        minimind: LanguageModel
-        if with_interface:
-            from transformers import GenerationConfig
-
-            from model.hf import MiniMindForCausalLM
-
-            minimind = MiniMindForCausalLM.from_pth(path)
-            minimind.generation_config = GenerationConfig(eos_token_id=listed_end_ids(minimind))
-        else:
-            minimind = MiniMindLM.from_pth(path)
-        setattr(minimind.config, ROW_LENGTH_FIELD, read_record(path).get(ROW_LENGTH_FIELD))
-        return minimind
-    if not (path / "config.json").exists():
+    if path.is_dir() and not (path / "config.json").exists():
         # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
         raise UserError(
             f"{path}: no config.json; expected a folder of save_pretrained or export_hf.py, or a .pth: "
             f"{existing_weights_hint(path, path.parent)}"
         )
+    model_class = MiniMindLM
+    if with_interface:
+        from model.hf import MiniMindForCausalLM
+
+        model_class = MiniMindForCausalLM
+    record = read_record(path)
+    if path.is_dir():
+        model = model_of_folder(model_class, path)
+        # A chat model of others may end its answers by a token that is none of its tokenizer's.
+        settings = path / "generation_config.json"
+        ends = (read_object(settings) if settings.exists() else record).get("eos_token_id")
+    else:
+        model = model_class.from_pth(path)
+        # A single one may be just the default: the tokenizer's counts.
+        ends = model.config.eos_token_id if isinstance(model.config.eos_token_id, list) else None
+    setattr(model.config, ENDS_FIELD, ends if isinstance(ends, list) else [ends])
+    setattr(model.config, ROW_LENGTH_FIELD, record.get(ROW_LENGTH_FIELD))
+    return model
+
+
+def model_of_folder(model_class: type[MiniMindLM], folder: Path) -> MiniMindLM:
+    """The model of a folder in its MiniMind form. Errors: UserError for one that has none, ValueError for faulty files."""
     # Its imports take longer than that of torch.
-    from scripts.foreign import load_foreign_model
+    from model.hf_format import load_folder, read_config
 
-    return load_foreign_model(path)
-
-
-def text_config(config: "LanguageConfig") -> Any:
-    """The part of a multimodal model's config about text; any other config as it is."""
-    return config if isinstance(config, ModelConfig) else config.get_text_config(decoder=True)
-
-
-def max_positions(config: "LanguageConfig") -> int:
-    """Maximum length in tokens; MAX_INT for a model without a bound on positions, such as Bloom or Mamba."""
-    positions = getattr(text_config(config), "max_position_embeddings", None)
-    # Some configs write -1 for no bound.
-    return MAX_INT if positions in (None, -1) else int(positions)
+    try:
+        config = read_config(folder)
+    except ValueError as error:
+        raise UserError(f"{error}; {ELSEWHERE}") from error
+    return load_folder(model_class, folder, config)
 
 
-def trained_length(config: "LanguageConfig", unknown: int = MAX_INT) -> int:
+def trained_length(config: ModelConfig, unknown: int = MAX_INT) -> int:
     """Positions of the rows in training; `unknown` if none are recorded."""
     length = getattr(config, ROW_LENGTH_FIELD, None)
     return length if type(length) is int and length > 0 else unknown
 
 
-def note_untrained(config: "LanguageConfig", positions: int) -> None:
+def note_untrained(config: ModelConfig, positions: int) -> None:
     """Prints a line if a text has more positions than the rows in training."""
     if positions > (trained := trained_length(config)):
         line = f"note: a text of {positions:,} positions, but the rows in training had {trained:,}: beyond them it gets worse"
         announce(line, to_stderr=True)
 
 
-def listed_end_ids(model: MiniMindLM) -> list[int] | None:
-    """The end tokens in the config of a .pth. A single one may be just the default: the tokenizer's counts."""
-    eos_ids: Any = model.config.eos_token_id
-    return eos_ids if isinstance(eos_ids, list) else None
-
-
-def end_ids(model: "LanguageModel", eos_id: int | None) -> list[int]:
+def end_ids(model: MiniMindLM, eos_id: int | None) -> list[int]:
     """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
     ids = [] if eos_id is None else [eos_id]
-    settings: Any = getattr(model, "generation_config", None)
-    configured: Any = settings.eos_token_id if settings else listed_end_ids(cast(MiniMindLM, model))
-    for token_id in configured if isinstance(configured, list) else [configured]:
-        # GPT-2s with another vocabulary keep the original's 50256.
-        if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < text_config(model.config).vocab_size:
+    # A model that was not loaded has none.
+    listed: list[Any] = getattr(model.config, ENDS_FIELD, [])
+    for token_id in listed:
+        if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < model.config.vocab_size:
             ids.append(token_id)
     return ids
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file, try_to_write
@@ -47,9 +47,9 @@ from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from dataset.tokenizing.tokenizer_files import lost_text
 from model.config import IGNORE
 from model.decoding import Sampling
-from model.model_minimind import MiniMindLM
+from model.hf import MiniMindForCausalLM
 from scripts.arguments import FINE_TUNED, evaluate_parser, weight_of
-from scripts.common import dtype_of_flag, load, max_positions, note_untrained, text_config, trained_length
+from scripts.common import dtype_of_flag, load, note_untrained, trained_length
 from scripts.generate import generate
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import autocast
@@ -107,14 +107,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.data_path = [str(build_embedded_questions())]
     args.weight = weight_of(args.weight, FINE_TUNED if args.task == "answers" else "")
     model, args.tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
-    assert isinstance(model, PreTrainedModel)
+    assert isinstance(model, MiniMindForCausalLM)
+    positions = model.config.max_position_embeddings
     args.max_length = args.max_length or (trained_length(model.config, 512) if args.task == "perplexity" else 512)
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
-    if args.task != "answers" and args.max_length > max_positions(model.config):
-        raise UserError(f"--max_length {args.max_length}: at most {max_positions(model.config)}, the model's positions")
+    if args.task != "answers" and args.max_length > positions:
+        raise UserError(f"--max_length {args.max_length}: at most {positions}, the model's positions")
     dtype = dtype_of_flag(args.dtype, model.device)
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
@@ -267,6 +268,7 @@ def pairs(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) 
 def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace) -> Results:
     """Conversations, evenly spread over the data: right if the greedy answer has the first sentence of the last turn."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    positions = model.config.max_position_embeddings
     tokenizer: PreTrainedTokenizerBase = args.tokenizer
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
@@ -282,14 +284,12 @@ def answers(scorer: "Scorer", encoder: DocumentEncoder, args: argparse.Namespace
         max_new_tokens = len(whole) - len(ids) + more
         # Calls alone have no sentence to compare.
         is_answer = last["role"] == "assistant" and last["content"].strip()
-        if is_answer and len(ids) + max_new_tokens <= max_positions(model.config):
+        if is_answer and len(ids) + max_new_tokens <= positions:
             questions.append((conversation, ids, max_new_tokens))
     right: list[bool] = []
-    # transformers continues one after the other.
-    size = QUESTIONS_AT_ONCE if isinstance(model, MiniMindLM) else 1
-    for first in range(0, len(questions), size):
-        batch = questions[first : first + size]
-        room = max_positions(model.config) - max(len(ids) for _, ids, _ in batch)
+    for first in range(0, len(questions), QUESTIONS_AT_ONCE):
+        batch = questions[first : first + QUESTIONS_AT_ONCE]
+        room = positions - max(len(ids) for _, ids, _ in batch)
         sampling = Sampling(max_new_tokens=min(max(most for *_, most in batch), room), temperature=0.0, top_p=1.0)
         replies = generate(model, tokenizer, [ids for _, ids, _ in batch], sampling)
         for (conversation, _, most), reply in zip(batch, replies, strict=True):
@@ -318,12 +318,12 @@ TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": a
 class Scorer:
     """Scores rows, with progress on stderr: each second in a terminal, each half minute in a log."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
+    def __init__(self, model: MiniMindForCausalLM, dtype: torch.dtype, batch_tokens: int | None) -> None:
         self.model = model
         self.dtype = dtype
         # Measured: more positions than fit a CPU's caches are slower.
         positions = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
-        self.batch_tokens = max(min(positions, LOGITS_BYTES // (4 * text_config(model.config).vocab_size)), 1)
+        self.batch_tokens = max(min(positions, LOGITS_BYTES // (4 * model.config.vocab_size)), 1)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:

@@ -18,7 +18,6 @@ from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_wit
 from scripts.arguments import export_gguf_parser, weight_of
 from scripts.common import load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import smallest_exact
-from scripts.foreign import as_minimind
 from trainer.machine.command_line import run_cli
 
 
@@ -42,7 +41,7 @@ def export(
     gguf = optional_package("gguf", "to write a GGUF file")
     from scripts import gguf_format
 
-    model = as_minimind(load_model(weight), Path(weight))
+    model = load_model(weight, with_interface=False)
     config = model.config
     tokenizer = tokenizer_of(weight, tokenizer_path)
     folder = f"--tokenizer_path {tokenizer_folder(weight, tokenizer_path)}"

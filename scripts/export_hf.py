@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from jinja2 import Environment, FileSystemLoader
 from safetensors.torch import save_file
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors, utf8
 from common.files import atomic_folder, restore, temporary_beside
@@ -38,20 +39,11 @@ from dataset.tokenizing.tokenizer_files import (
     vocabulary_digest,
 )
 from model.config import record_of
-from model.hf import MiniMindForCausalLM
-from model.hf_format import StateDict, hf_config, to_hf
+from model.hf_format import StateDict, hf_config, load_config, load_network, to_hf
+from model.model_minimind import MiniMindLM
 from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser, weight_of
-from scripts.common import (
-    LanguageModel,
-    end_ids,
-    load_model,
-    max_positions,
-    text_config,
-    tokenizer_folder,
-    tokenizer_of,
-)
-from scripts.foreign import as_minimind
+from scripts.common import end_ids, load_model, tokenizer_folder, tokenizer_of
 from scripts.hubs import open_repository
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import TrainingSettings
@@ -107,8 +99,6 @@ def export(
         if not overwrite:
             raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
     model = load_model(weight)
-    if not isinstance(model, MiniMindForCausalLM):
-        raise UserError(f"{weight} is no MiniMind but a {type(model).__name__}; --to_pth makes a .pth of an export")
     tokenizer = tokenizer_of(weight, tokenizer_path)
     encoder = DocumentEncoder(tokenizer)
     config = hf_config(model.config)
@@ -148,7 +138,7 @@ def export(
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
         # Compares the files as written, so that write errors are found too
-        reloaded = load_model(unfinished)
+        reloaded = transformers_model(unfinished)
         rounded = {name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()}
         rounding = largest_change(model.state_dict(), rounded)
         model.load_state_dict(rounded)
@@ -176,16 +166,14 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     for written_to in (path, path.with_suffix(".json")):
         if written_to.exists() and not overwrite:
             raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
-    source = load_model(folder)
-    model = as_minimind(source, folder)
-    for name, tensor in model.state_dict().items():
-        cast(tensor, torch.float32, name)
+    model = load_model(folder)
+    source = transformers_model(folder)
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
     # Otherwise the repository's tokenizer is only a fallback: the folder's record may name the one used in training.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
     weight_record = read_record(folder)
     vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else weight_record.get(VOCABULARY_FIELD)
-    difference, positions = compare(source, model, DocumentEncoder(tokenizer))
+    difference, positions = compare(model, source, DocumentEncoder(tokenizer))
     comparison = verdict(difference, positions, f"{type(model).__name__} against {type(source).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**record_of(model.config), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
@@ -197,6 +185,17 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
     announce(f"{path}: {model.config.generation}\n{comparison}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
+
+
+def transformers_model(folder: Path) -> PreTrainedModel:
+    """The model of a folder, in transformers' own class; fp32, eval mode. Errors: UserError."""
+    disable_progress_bar()
+    what = str(folder)
+    # An empty GenerationConfig instead of the folder's, which may be faulty and is not needed.
+    model, _ = load_network(
+        what, folder, AutoModelForCausalLM, load_config(what, folder), generation_config=GenerationConfig()
+    )
+    return model.eval()
 
 
 def largest_change(state: StateDict, rounded: StateDict) -> float:
@@ -244,7 +243,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
 
 
 @torch.no_grad()
-def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncoder) -> tuple[float, str]:
+def compare(first: MiniMindLM, second: PreTrainedModel, encoder: DocumentEncoder) -> tuple[float, str]:
     """(largest difference of a logit over TEXTS in fp32, at which positions).
 
     Relative to the largest logit where that is above 1: fp32 itself rounds in proportion.
@@ -252,8 +251,7 @@ def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncode
     worst = torch.zeros(())
     positions = 0
     kind = "English, Chinese and Python text"
-    embeddings = text_config(first.config).vocab_size
-    check_vocabulary_size(encoder.vocab_size, embeddings, "--tokenizer_path", fewer_are_fine=True)
+    check_vocabulary_size(encoder.vocab_size, first.config.vocab_size, "--tokenizer_path", fewer_are_fine=True)
     try:
         # Some parts, such as a window of attention, act only at a distance.
         rows = [encoder.prompt_ids(text) for text in (*TEXTS, "".join(TEXTS) * 8)]
@@ -264,7 +262,7 @@ def compare(first: LanguageModel, second: LanguageModel, encoder: DocumentEncode
         kind = "drawn ids"
         rows = torch.randint(encoder.vocab_size, (4, 512), generator=torch.Generator().manual_seed(0)).tolist()
     for row in rows:
-        ids = torch.tensor([row[: max_positions(first.config)]])
+        ids = torch.tensor([row[: first.config.max_position_embeddings]])
         logits = first(ids).logits
         others = second(ids).logits
         scale = logits.abs().max().clamp(min=1)
@@ -290,7 +288,7 @@ SHAPING += ["max_seq_len", "init_scheme", "dtype", "val_fraction"]
 
 
 def write_model_card(
-    folder: Path, model: MiniMindForCausalLM, weight: str | Path, exported: PretrainedConfig, comparison: str, name: str
+    folder: Path, model: MiniMindLM, weight: str | Path, exported: PretrainedConfig, comparison: str, name: str
 ) -> None:
     """Write README.md, and loss.png if the run logged losses. comparison: the line about the comparison of logits."""
     run = None

@@ -29,7 +29,7 @@ from model.decoding import OnTokens, Sampling, decode, fuse
 from model.model_minimind import MiniMindLM
 from scripts.arguments import FINE_TUNED, generate_parser, weight_of
 from scripts.chat_template import chat_text, default_template
-from scripts.common import LanguageModel, end_ids, load, max_positions, note_untrained, trained_length
+from scripts.common import end_ids, load, note_untrained, trained_length
 from trainer.machine.command_line import run_cli
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def stdin_prompts() -> Iterator[str]:
             yield line
 
 
-def prompt_limit(model: LanguageModel, sampling: Sampling) -> int:
+def prompt_limit(model: MiniMindLM, sampling: Sampling) -> int:
     """Maximum tokens of a prompt."""
-    return max(max_positions(model.config) - sampling.max_new_tokens, 0)
+    return max(model.config.max_position_embeddings - sampling.max_new_tokens, 0)
 
 
-def check_prompt(model: LanguageModel, ids: list[int], sampling: Sampling) -> None:
+def check_prompt(model: MiniMindLM, ids: list[int], sampling: Sampling) -> None:
     """Errors: UserError for a prompt that the model cannot continue."""
     limit = prompt_limit(model, sampling)
     if len(ids) > limit:
@@ -174,7 +174,7 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
 
 
 def reply(
-    model: LanguageModel,
+    model: MiniMindLM,
     tokenizer: "PreTrainedTokenizerBase",
     ids: list[int],
     sampling: Sampling,
@@ -205,23 +205,17 @@ def reply(
 
 
 def generate(
-    model: LanguageModel,
+    model: MiniMindLM,
     tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[list[int]],
     sampling: Sampling,
     on_tokens: OnTokens | None = None,
 ) -> list[list[int]]:
-    """The ids that continue each prompt. on_tokens: for a single one, since a model in a folder takes one after the other."""
-    ends = end_ids(model, tokenizer.eos_token_id)
-    if isinstance(model, MiniMindLM):
-        if model.fused_layers is None:
-            fuse(model)
-        with user_errors():
-            return decode(model, prompts, sampling, ends, on_tokens)
-    from scripts.foreign import generate_foreign
-
-    pad_id = tokenizer.pad_token_id or 0
-    return [generate_foreign(model, ids, sampling, ends, pad_id, on_tokens) for ids in prompts]
+    """The ids that continue each prompt. on_tokens: see `decode`."""
+    if model.fused_layers is None:
+        fuse(model)
+    with user_errors():
+        return decode(model, prompts, sampling, end_ids(model, tokenizer.eos_token_id), on_tokens)
 
 
 def print_text(text: str) -> None:

@@ -39,9 +39,10 @@ from common.wording import announce, one_line, printable
 from dataset.reading.conversations import checked_message
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.decoding import Sampling
+from model.model_minimind import MiniMindLM
 from scripts.arguments import play_parser, repetition_penalty, temperature, weight_of
 from scripts.chat_template import default_template
-from scripts.common import LanguageModel, end_ids, load, max_positions, trained_length
+from scripts.common import end_ids, load, trained_length
 from scripts.generate import TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder
 from scripts.openai_api import ROUTES, Enough, Reply
 from trainer.machine.command_line import run_cli
@@ -114,7 +115,7 @@ class PlayedModel:
     """A model that generates for the page."""
 
     def __init__(
-        self, name: str, model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", encoder: DocumentEncoder
+        self, name: str, model: MiniMindLM, tokenizer: "PreTrainedTokenizerBase", encoder: DocumentEncoder
     ) -> None:
         self.name = name
         self.model = model
@@ -139,7 +140,7 @@ class PlayedModel:
                 ids = chat_ids(self.chat, request["messages"], prompt_limit(self.model, sampling))
             check_prompt(self.model, ids, sampling)
             if request.get("fills_context"):
-                room = max_positions(self.model.config) - len(ids)
+                room = self.model.config.max_position_embeddings - len(ids)
                 sampling = dataclasses.replace(sampling, max_new_tokens=min(room, MAX_NEW_TOKENS))
             stream = PieceStream(self.tokenizer, send, check)
             start = time.perf_counter()

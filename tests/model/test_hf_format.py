@@ -54,6 +54,13 @@ def test_a_folder_of_save_pretrained(tmp_path):
     own = MiniMindForCausalLM(config).eval()
     own.save_pretrained(tmp_path)
     assert difference(load(tmp_path), own) == 0
+    # As MiniMind's own conversion writes it; both formats are read without running code.
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({name: tensor.half() for name, tensor in own.state_dict().items()}, tmp_path / "pytorch_model.bin")
+    assert difference(load(tmp_path), own) < 1e-2
+    torch.save({"model": own}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin: .*Python objects besides tensors"):
+        load(tmp_path)
     torch.save(own.state_dict(), tmp_path / "pretrain_32.pth")
     assert difference(init_model(MiniMindForCausalLM, config, "pretrain", tmp_path, "default"), own) == 0
 

@@ -303,4 +303,4 @@ def test_an_export_that_names_a_program_on_a_hub_is_refused(tmp_path, name):
     export_hf.export(write(tmp_path), tmp_path / "hf")
     change_json(tmp_path / "hf" / "config.json", **{name: "evil/attention"})
     with pytest.raises(UserError, match="asks for the attention of evil/attention, a program that is not fetched"):
-        load_model(tmp_path / "hf")
+        export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")

@@ -132,12 +132,12 @@ def test_types_round_as_they_should(dtype, name, tmp_path, tokens, capsys):
     assert (change == 0) == ("no weight was changed" in capsys.readouterr().out) == (dtype == "float32")
 
 
-@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16"), (1e7, "q8_0")])
+@pytest.mark.parametrize("value, dtype", [(1e5, "float16"), (1e7, "q8_0")])
 def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     model = tiny_model(vocab_size=VOCABULARY).eval()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
     model.save_pretrained(tmp_path / "source")
-    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+0[57]), which"):
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches 1e\+0[57], which"):
         export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens), dtype)
     assert not list(tmp_path.glob("model*"))
 
@@ -322,7 +322,7 @@ def test_llama_cpp_gives_the_same_probabilities_and_writes_the_same(kind, tmp_pa
     with torch.no_grad():
         ours = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     prompt = torch.tensor([ids[:16]])
-    greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 16:].tolist()
+    greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=-1)[0, 16:].tolist()
     with llama_cpp(tmp_path / "model.gguf") as ask:
         # The longest first, at once; the others with what is left of it in the cache, and by one id more.
         for n in (600, 1, 2, 63, 64, 65, 128, 129, *range(150, 600, 50)):
