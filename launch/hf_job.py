@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "tokenizers==0.23.3", "fastokens==0.3.5", "safetensors==0.8.0", "numpy==2.4.6",
-#     "PyYAML==6.0.3", "filelock==4.2.11", "rensa==0.5.0", "tqdm==4.70.1", "jinja2==3.1.6", "matplotlib==3.11.2",
+#     "PyYAML==6.0.3", "filelock==4.2.11", "rensa==0.5.0", "tqdm==4.70.1", "psutil==7.2.2", "jinja2==3.1.6", "matplotlib==3.11.2",
 #     "zstandard==0.25.0", "pyarrow==26.0.1", "charset-normalizer==3.5.3",
 # ]
 #
