@@ -163,7 +163,10 @@ def test_weights_that_minimind_has_not_are_refused(tmp_path, kind, fields, name,
 
 def test_a_config_that_its_files_do_not_bear_out_builds_nothing(tmp_path):
     for changes, message in (
-        ({"num_hidden_layers": 1, "layer_types": None}, "not the weights of this config: they have num_hidden_layers=2"),
+        (
+            {"num_hidden_layers": 1, "layer_types": None},
+            "not the weights of this config: they have num_hidden_layers=2",
+        ),
         ({"tie_word_embeddings": False}, "Missing key.*lm_head.weight"),
         # Their class would make a list of a text for each.
         ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),

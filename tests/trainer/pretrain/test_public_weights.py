@@ -130,7 +130,10 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
         (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
-        (lambda folder: change_config(folder, hidden_size=64), "not the weights of this config: they have hidden_size=32"),
+        (
+            lambda folder: change_config(folder, hidden_size=64),
+            "not the weights of this config: they have hidden_size=32",
+        ),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
         (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
