@@ -32,6 +32,14 @@ def with_generation(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def tokenizer_beside(weight: Path) -> Path:
+    """The folder of the tokenizer of a .pth, and of its copy of the lowest validation loss: `pretrain_192.tokenizer`.
+
+    It need not exist: then the weights are of the tokenizer in model/, or of one that the user names.
+    """
+    return weight.with_name(f"{weight.name.removesuffix('.pth').removesuffix('.best')}.tokenizer")
+
+
 def newest_weight(folder: Path, prefix: str = "") -> Path | None:
     """The newest weights in a folder whose names begin with `prefix`, without the copies of the lowest validation loss."""
     # MiniMind's own trainer keeps its checkpoints beside the weights.

@@ -15,7 +15,8 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     DEFAULT,
     check_vocabulary_size,
-    has_tokenizer,
+    other_tokenizer_line,
+    tokenizer_folder,
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
@@ -61,7 +62,7 @@ def load(
         model = load_model(weight, with_interface)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
-        folder = tokenizer_folder(weight, tokenizer_path)
+        folder = tokenizer_path or tokenizer_folder(weight)
         embeddings = model.config.vocab_size
         check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model.to(target, dtype_of_flag(dtype, target))
@@ -77,7 +78,8 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> "PreTrainedT
     user named, which may be an extended one, is only a warning, as is a .json without a record.
     """
     path = Path(weight)
-    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
+    folder = tokenizer_path or tokenizer_folder(weight)
+    tokenizer = load_tokenizer(folder)
     weight_record = read_record(path)
     recorded = weight_record.get(VOCABULARY_FIELD)
     is_other = recorded not in (None, vocabulary_digest(tokenizer))
@@ -85,10 +87,8 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> "PreTrainedT
         if is_other:
             announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
     elif is_other:
-        raise UserError(
-            f"{weight} was trained with another tokenizer than that in model/: name it with --tokenizer_path"
-        )
-    elif recorded is None and not has_tokenizer(path):
+        raise UserError(other_tokenizer_line(path, folder))
+    elif recorded is None and folder == DEFAULT:
         announce(unnamed_tokenizer_warning(path), to_stderr=True)
     # A folder keeps its own template.
     if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not weight_record.get(THOUGHTS_FIELD):
@@ -165,12 +165,3 @@ def end_ids(model: MiniMindLM, eos_id: int | None) -> list[int]:
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < model.config.vocab_size:
             ids.append(token_id)
     return ids
-
-
-def tokenizer_folder(weight: str | Path, tokenizer_path: str | None) -> Path:
-    """The user's tokenizer folder, else the weight's own, else the repository's."""
-    if tokenizer_path:
-        return Path(tokenizer_path)
-    if has_tokenizer(Path(weight)):
-        return Path(weight)
-    return DEFAULT

@@ -26,24 +26,33 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors, utf8
-from common.files import atomic_folder, restore, temporary_beside
+from common.files import atomic_folder, remove, restore, temporary_beside
 from common.settings import flags_of
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
+    DEFAULT,
     bos_template,
     check_vocabulary_size,
     has_tokenizer,
     save_tokenizer,
+    tokenizer_folder,
     vocabulary_digest,
 )
 from model.config import record_of
 from model.hf_format import StateDict, hf_config, load_config, load_network, to_hf
 from model.model_minimind import MiniMindLM
-from model.weight_record import ROW_LENGTH_FIELD, SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
+from model.weight_record import (
+    ROW_LENGTH_FIELD,
+    SPECIAL_TOKENS_FIELD,
+    THOUGHTS_FIELD,
+    VOCABULARY_FIELD,
+    read_record,
+    tokenizer_beside,
+)
 from scripts.arguments import export_parser, weight_of
-from scripts.common import end_ids, load_model, tokenizer_folder, tokenizer_of
+from scripts.common import end_ids, load_model, tokenizer_of
 from scripts.hubs import open_repository
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import TrainingSettings
@@ -168,7 +177,7 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
             raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
     model = load_model(folder)
     source = transformers_model(folder)
-    tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
+    tokenizer = load_tokenizer(tokenizer_path or tokenizer_folder(folder))
     # Otherwise the repository's tokenizer is only a fallback: the folder's record may name the one used in training.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
     weight_record = read_record(folder)
@@ -180,6 +189,11 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     if ROW_LENGTH_FIELD in weight_record:
         fields[ROW_LENGTH_FIELD] = weight_record[ROW_LENGTH_FIELD]
     save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, weight_record.get(SPECIAL_TOKENS_FIELD))
+    beside = tokenizer_beside(path)
+    remove(beside)
+    if is_the_models_own and vocabulary != vocabulary_digest(load_tokenizer(DEFAULT)):
+        with atomic_folder(beside, temporary_beside(beside)) as temporary:
+            save_tokenizer(tokenizer, temporary)
     # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"

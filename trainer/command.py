@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.processes import restart_clock
 from model.config import ModelConfig, parameter_count
+from model.weight_record import tokenizer_beside
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
 from trainer.budget.plan import plan_path, refuse_forgotten_budget, write_plan
@@ -27,6 +28,7 @@ from trainer.pretrain.parts import open_run
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.reporting.records import RunRecords
 from trainer.saving.run_folder import check_writable
+from trainer.saving.weights import is_kept
 
 
 def run_command(
@@ -91,9 +93,14 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""
-    job.files.write_at_start = {plan_path(parts.stem): partial(write_plan, parts.settings, parts.stem, parts.ranks)}
+    write = partial(write_plan, parts.settings, parts.stem, parts.ranks)
+    job.files.write_at_start = {**job.files.write_at_start, plan_path(parts.stem): write}
     # Without the budget: the plan is in the other settings.
-    job.files.settings = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
+    recorded = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
+    if is_kept(parts.tokenizer):
+        # The folder that it was read from may be emptied, as that of a plan.
+        recorded.tokenizer_path = str(tokenizer_beside(job.files.outputs["weights"]))
+    job.files.settings = recorded
     exit_code = Trainer(job, run_context).run()
     if run_context.caller:
         run_context.caller.result = result_of(job.files, exit_code)

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.tokenizer_files import tokenizer_folder
 from model.config import ModelConfig
 from trainer.command import run_command
 from trainer.loop import train_epoch
@@ -48,7 +49,7 @@ from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain import initial_model
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
+from trainer.pretrain.settings import PretrainSettings, find_weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,15 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def init_model(
     lm_config: ModelConfig,
     from_weight: str = "none",
-    tokenizer_path: str = DEFAULT_TOKENIZER,
+    tokenizer_path: str | None = None,
     save_dir: str | Path = ROOT / "out",
     device: str | None = None,
 ) -> "tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]":
     """Returns (model in train mode, tokenizer), like MiniMind's init_model. from_weight: a name in save_dir or a .pth; none: a fresh
-    model. device: None: the best available. Errors: UserError."""
+    model. tokenizer_path: None: that of the weights. device: None: the best available. Errors: UserError."""
     from model.hf import MiniMindForCausalLM
 
-    tokenizer = load_tokenizer(tokenizer_path)
+    weight = find_weight(from_weight, save_dir, lm_config.hidden_size, lm_config.use_moe)
+    tokenizer = load_tokenizer(tokenizer_path or tokenizer_folder(weight))
     model = initial_model.init_model(MiniMindForCausalLM, lm_config, from_weight, save_dir, "default")
     return model.train().to(pick_device(device)), tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from common.files import read_object
+from common.files import atomic_folder, read_object, sync_folder, temporary_beside
 from dataset.tokenizing.tokenizer_files import CONFIG, NO_TEMPLATE, load_by_transformers, portable_template
 
 # in the order of transformers
@@ -29,10 +29,10 @@ def plain_tokenizer(folder: Path) -> "PlainTokenizer | None":
         return None
     # Of what is missing or odd, transformers tells.
     with contextlib.suppress(Exception):
+        files = {name: (folder / name).read_bytes() for name in (CONFIG, "tokenizer.json")}
         fields: dict[str, Any] = read_object(folder / CONFIG)
-        content = (folder / "tokenizer.json").read_text(encoding="utf-8")
-        if is_plain(fields, json.loads(content)):
-            return PlainTokenizer(folder, fields, content)
+        if is_plain(fields, json.loads(files["tokenizer.json"])):
+            return PlainTokenizer(folder, fields, files)
     return None
 
 
@@ -64,12 +64,13 @@ class PlainTokenizer:
     What is not here, such as calls and `save_pretrained`, transformers' own tokenizer does, loaded when it is asked for.
     """
 
-    def __init__(self, folder: Path, fields: Mapping[str, Any], content: str) -> None:
-        """fields: of the config. content: of tokenizer.json."""
+    def __init__(self, folder: Path, fields: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """fields: of the config. files: {name: content}."""
         self._whole: Any = None
+        self._files = files
         self.name_or_path = str(folder)
         self.chat_template: Any = portable_template(fields.get("chat_template"))
-        self.backend_tokenizer = Tokenizer.from_str(content)
+        self.backend_tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
         # as transformers does
         if self.backend_tokenizer.post_processor is None:
             self.backend_tokenizer.post_processor = NO_TEMPLATE
@@ -79,6 +80,14 @@ class PlainTokenizer:
             setattr(self, f"{name}_id", self.backend_tokenizer.token_to_id(named[name]) if name in named else None)
         extra = fields.get("additional_special_tokens") or []
         self.all_special_tokens = list(dict.fromkeys([*named.values(), *extra]))
+
+    def copy_to(self, folder: Path) -> None:
+        """Write the files that it was read from to a new folder, which appears complete or not at all. Errors: OSError."""
+        with atomic_folder(folder, temporary_beside(folder)) as temporary:
+            temporary.mkdir()
+            for name, content in self._files.items():
+                (temporary / name).write_bytes(content)
+        sync_folder(folder.parent)
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:

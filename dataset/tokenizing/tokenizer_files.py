@@ -18,6 +18,7 @@ from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
 from dataset.reading.settings import SAMPLE
+from model.weight_record import tokenizer_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,6 +90,20 @@ def remove_bos_template(backend: Tokenizer, bos: str | None, bos_id: int | None)
     # The library exposes a post-processor only in the whole tokenizer.json.
     if json.loads(backend.to_str())["post_processor"] == json.loads(ours.to_str())["post_processor"]:
         backend.post_processor = NO_TEMPLATE
+
+
+def tokenizer_folder(weight: str | Path) -> Path:
+    """The folder of a weight's tokenizer: its own if it is a folder with one, else that beside a .pth, else DEFAULT."""
+    folders = (Path(weight), tokenizer_beside(Path(weight)), DEFAULT)
+    return next(folder for folder in folders if folder == DEFAULT or has_tokenizer(folder))
+
+
+def other_tokenizer_line(weight: Path, folder: str | Path) -> str:
+    """The error for a weight whose .json names another vocabulary than that of `folder`, and what to do."""
+    return (
+        f"{weight} was trained with another tokenizer than {folder}: copy the folder {tokenizer_beside(weight).name} of its "
+        "run beside it, or name the tokenizer with --tokenizer_path"
+    )
 
 
 def unnamed_tokenizer_warning(weight: Path) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,18 +195,34 @@ def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     assert process.returncode == 130 and b"Traceback" not in said
 
 
-def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):
-    """The trainer writes down which vocabulary it trained with; scripts and --from_weight look there."""
+def test_a_run_keeps_its_tokenizer_and_a_weight_without_it_is_refused(tmp_path, capsys):
+    """All programs find it beside the weights. Reference: the vocabulary that the .json names."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
     folder = swap_entries(copy_tokenizer(tmp_path / "other"))
     train(data_path=data, out_dir=tmp_path, tokenizer_path=folder)
-    weight = str(tmp_path / "pretrain_16.pth")
-    with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):
-        generate.main(["--weight", weight, "--device", "cpu", "hi"])
-    with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):
-        export_hf.main(["--weight", weight, "--out_dir", str(tmp_path / "hf")])
-    with pytest.raises(UserError, match="trained with another tokenizer than --tokenizer_path"):
-        train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
+    beside, weight = tmp_path / "pretrain_16.tokenizer", str(tmp_path / "pretrain_16.pth")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (beside / name).read_bytes() == (folder / name).read_bytes()
+    more = train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
+    export_hf.main(["--weight", str(more.job.files.outputs["weights"]), "--out_dir", str(tmp_path / "hf")])
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
+    capsys.readouterr()
+    generate.main(["--weight", str(tmp_path / "back.pth"), "--device", "cpu", "--max_new_tokens", "2", "hi"])
+    assert "another tokenizer" not in capsys.readouterr().err
+    # A fresh run of the shipped tokenizer sets it aside with the weights.
+    train(data_path=data, out_dir=tmp_path / "more", tokenizer_path="model")
+    assert not (tmp_path / "more" / beside.name).exists()
+    assert (tmp_path / "more" / "pretrain_16_resume_old1" / beside.name / "tokenizer.json").is_file()
+    shutil.rmtree(beside)
+    for call in (
+        lambda: generate.main(["--weight", weight, "--device", "cpu", "hi"]),
+        lambda: export_hf.main(["--weight", weight, "--out_dir", str(tmp_path / "hf2")]),
+        lambda: train(data_path=data, out_dir=tmp_path / "third", from_weight=weight),
+    ):
+        with pytest.raises(
+            UserError, match=r"another tokenizer than .*model: copy the folder pretrain_16.tokenizer of"
+        ):
+            call()
     capsys.readouterr()
     words = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--max_new_tokens", "2", "hi"]
     generate.main(words)

@@ -100,6 +100,9 @@ def plan_run(
                 planned[name] = max(1, planned[name] // ranks.micro_batches_at_once)
         with wait_for_all_ranks(ranks), user_errors():
             # On each rank: paths may differ between machines.
+            if "tokenizer_path" not in settings.user_set:
+                # That beside the weights of the planned width
+                planned["tokenizer_path"] = None
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"using the plan of the first start: {path}"))
         return None if settings.dry_run else resumed

@@ -14,6 +14,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_vocabulary_size,
     has_tokenizer,
+    other_tokenizer_line,
     unnamed_tokenizer_warning,
     vocabulary_digest,
 )
@@ -71,10 +72,7 @@ def open_model(
             if recorded is None and path == DEFAULT_TOKENIZER:
                 notices.append(unnamed_tokenizer_warning(weight))
             if recorded not in (None, vocabulary):
-                raise UserError(
-                    f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path {path}: name its own (or "
-                    "take vocabulary_sha256 out of the .json beside it)"
-                )
+                raise UserError(f"--from_weight {other_tokenizer_line(weight, path)}")
         make = partial(init_model, MiniMindLM, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()

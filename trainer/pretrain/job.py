@@ -27,7 +27,7 @@ from trainer.pretrain.overview import pretraining_overview
 from trainer.pretrain.parts import Parts
 from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 from trainer.pretrain.settings import PretrainSettings
-from trainer.saving.weights import save_pth
+from trainer.saving.weights import kept_tokenizer, save_pth
 
 
 class PretrainJob(Job):
@@ -65,6 +65,7 @@ class PretrainJob(Job):
             parts.stem,
             outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},
             settings=settings,
+            write_at_start=kept_tokenizer(parts.tokenizer, parts.stem),
             stale_patterns=[f"{glob.escape(parts.stem.name)}.best.*"],
         )
         # From here on ranks draw different random numbers (dropout).

@@ -15,6 +15,7 @@ from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
 from model.config import parameter_count, record_of
+from model.weight_record import tokenizer_beside
 from trainer.advice import common_warnings, warnings_of
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
@@ -124,8 +125,8 @@ def note_on_spelt_tokens(corpus: Corpus, tokenizer: Any) -> list[str]:
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[tuple[str, str]]:
     """Suggested commands for the finished run. stem: path of its files. answers: the run trains the answers of conversations."""
     weight = ["--weight", f"{stem}.pth"]
-    # The default of the scripts is the repository's tokenizer.
-    if settings.tokenizer_path != DEFAULT_TOKENIZER:
+    # What lies beside the weights, or in model/, is found without a flag.
+    if settings.tokenizer_path != DEFAULT_TOKENIZER and not tokenizer_beside(Path(f"{stem}.pth")).is_dir():
         weight += ["--tokenizer_path", str(settings.tokenizer_path)]
     generate, evaluate = "scripts/generate.py", "scripts/evaluate.py"
     play = next_command("the same on a page in your browser", "scripts/play.py", *weight)

@@ -11,7 +11,7 @@ from common.flags import at_least, fraction, not_negative, positive, quantity, s
 from common.settings import Settings, flags_of, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
-from model.weight_record import SPECIAL_TOKENS_FIELD, read_record
+from model.weight_record import SPECIAL_TOKENS_FIELD, read_record, tokenizer_beside
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
 
@@ -25,7 +25,6 @@ DEFAULT_MODEL: dict[str, Any] = {
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "use_moe": False,
-    "tokenizer_path": DEFAULT_TOKENIZER,
 }
 # Files by which a folder of a Hugging Face model is recognised
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
@@ -150,7 +149,9 @@ class ModelSettings(Settings):
         may_be_path=lambda text: text.endswith(".pth") or os.path.isfile(f"{text}/config.json"),
     )
     tokenizer_path: str | None = setting(
-        None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
+        None,
+        help="folder of a Hugging Face tokenizer; model: this repository's (default: that of --from_weight, else model/; a budget "
+        "trains one on the text)",
     )
 
     def check(self) -> None:
@@ -332,6 +333,19 @@ class PretrainSettings(
         for name, value in shape.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.tokenizer_path is None:
+            self.tokenizer_path = self.usual_tokenizer()
+        elif self.tokenizer_path == "model" and not os.path.exists("model"):
+            # From another folder too, --tokenizer_path model means this repository's.
+            self.tokenizer_path = DEFAULT_TOKENIZER
+
+    def usual_tokenizer(self) -> str:
+        """The folder of the tokenizer where no flag names one: of the run to resume, of the weights to start from, or ours."""
+        assert self.hidden_size is not None
+        stem = self.stem(self.hidden_size, bool(self.use_moe))
+        weights = [Path(f"{stem}.pth") if self.from_resume else None, self.weight()]
+        folders = [str(tokenizer_beside(weight)) for weight in weights if weight is not None]
+        return next(filter(os.path.isdir, folders), DEFAULT_TOKENIZER)
 
 
 def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:

@@ -9,7 +9,9 @@ import torch
 
 from common.files import HashingWriter, atomic_file, file_digest
 from common.wording import announce
-from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD
+from dataset.tokenizing.plain_tokenizer import PlainTokenizer
+from dataset.tokenizing.tokenizer_files import DEFAULT, has_tokenizer
+from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD, tokenizer_beside
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -37,6 +39,26 @@ def save_pth(
         return json.dumps(fields, indent=2, sort_keys=True).encode()
 
     save_with_digest(weights_to_save(state_dict), path, Path(f"{stem}.json"), content)
+
+
+def kept_tokenizer(tokenizer: Any, stem: Path) -> dict[Path, Callable[[], None]]:
+    """For `RunFiles.write_at_start`: the folder beside the weights in which all programs look for their tokenizer.
+
+    Nothing is written if it is the repository's own, or if only transformers can tell how it acts: then users name it.
+    """
+    folder = tokenizer_beside(Path(f"{stem}.pth"))
+
+    def write() -> None:
+        # A resume finds it there.
+        if is_kept(tokenizer) and not has_tokenizer(folder):
+            tokenizer.copy_to(folder)
+
+    return {folder: write}
+
+
+def is_kept(tokenizer: Any) -> bool:
+    """Returns whether a run writes its tokenizer beside its weights."""
+    return isinstance(tokenizer, PlainTokenizer) and Path(tokenizer.name_or_path).resolve() != DEFAULT
 
 
 def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
