@@ -57,7 +57,7 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
         _, config = settings_of_folder(settings)
         if config is None:
             config = ModelConfig(**{name: getattr(settings, name) for name in MODEL_FLAGS})
-            if settings.tokenizer_path != DEFAULT_TOKENIZER:
+            if settings.tokenizer_path != DEFAULT_TOKENIZER or settings.has_budget:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None

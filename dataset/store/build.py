@@ -103,9 +103,7 @@ def open_or_build(
     with user_errors():
         stats = stats_of(files)
         hashed_at = time.time()
-        known = {tuple(stat): digest for folder in folders for *stat, digest in read_hashes(folder)}
-        hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
-        digests = known | hashed
+        digests, hashed = digests_of(stats, folders)
         kinds = [kind_of(file) for file in files]
         data = [(kind.suffix + kind.compression, digests[stat]) for kind, stat in zip(kinds, stats, strict=True)]
     # Only if it changes what is read: other stores keep their names.
@@ -157,6 +155,13 @@ def open_or_build(
     store.cache_folders = folders
     store.notices += [line for _, lines in choices for line in lines]
     return store
+
+
+def digests_of(stats: Sequence[Stats], folders: Sequence[Path]) -> tuple[dict[Stats, str], dict[Stats, str]]:
+    """({stats of a file: its SHA-256}, those that no hashes.json in these folders knew). Errors: OSError."""
+    known = {tuple(stat): digest for folder in folders for *stat, digest in read_hashes(folder)}
+    hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
+    return known | hashed, hashed
 
 
 def read_hashes(folder: Path) -> list[list[Any]]:

@@ -202,11 +202,11 @@ def parts_for_training(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO, may_be_fewer: bool = False) -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
-    pieces: a name in PIECE_RULES, or AUTO. The same texts give the same tokenizer, byte for byte: pairs of equal count are
-    merged in the order of their ids. Errors: ValueError if the texts have too few distinct pairs.
+    pieces: a name in PIECE_RULES, or AUTO. may_be_fewer: of as many entries as the texts give, if these are fewer. The same
+    texts give the same tokenizer, byte for byte: pairs of equal count are merged in the order of their ids. Errors: ValueError if the texts have too few distinct pairs.
     """
     texts = list(texts)
     tokenizer = untrained_bpe(best_pieces(texts) if pieces == AUTO else pieces)
@@ -226,7 +226,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO) -> Toke
     )
     tokenizer.train_from_iterator(chain.from_iterable(map(parts_for_training, texts)), trainer)
     got = tokenizer.get_vocab_size()
-    if got != vocab_size:
+    if got != vocab_size and not may_be_fewer:
         raise ValueError(
             f"the sample gives {got} entries at most, not {vocab_size}: pass --vocab_size {got}, or give more text of other words"
         )

@@ -53,6 +53,9 @@ CPU_SCORES = 0.9
 GPU_UTILISATION = 0.35
 # Muon's products are smaller.
 MUON_UTILISATION = 0.7
+# Seconds of an update for each number of an embedding beyond those of laws.USUAL_ENTRIES, which the utilisation includes: gradients, moments
+# and weights go through memory. 192 x 3 with 25,600 entries has 0.92 times the rate of 6,400, on two cores. GPUs: not measured.
+ENTRY_SECONDS = {"cpu": 6e-9, "cuda": 5e-11, "mps": 5e-10}
 # Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
 MIN_COMPILED_GAIN = 1.35
 # Budgets of so many seconds find faults of a CPU by --verify_every; one update of 100 twice is 1 % of the time. On a GPU some kernels
@@ -72,9 +75,10 @@ MEASURED_SHARE_OF_UPDATES = 0.05
 # 0.56 s at first and 0.33 s in the run.
 TIMED_SHARE = 0.01
 MAX_TIMED_S = 10.0
-# Ids of `--sampled_softmax`: the most distinct targets of some rows, and this share of the vocabulary to draw; rounded up to a
-# multiple that suits matrix products. A sample of more than this share of all ids gains little.
+# Ids of `--sampled_softmax`: the most distinct targets of some rows, and this share of the vocabulary to draw, at most MOST_DRAWN;
+# rounded up to a multiple that suits matrix products. A sample of more than MAX_HEAD_SHARE of all ids gains little.
 DRAWN_SHARE = 1 / 16
+MOST_DRAWN = 400
 HEAD_STEP = 128
 MAX_HEAD_SHARE = 0.7
 # Held out if the user names no validation data: at most this share of the documents and about this many tokens, but at
@@ -167,6 +171,13 @@ def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
     return fraction if 0 < tokens_held_out <= MAX_HELD_OUT_SHARE * n_tokens else 0.0
 
 
+def sampled_ids(distinct: int, vocab_size: int) -> int:
+    """`--sampled_softmax` for rows of so many distinct targets; 0: the whole vocabulary."""
+    wanted = distinct + min(DRAWN_SHARE * vocab_size, MOST_DRAWN)
+    n_ids = math.ceil(wanted / HEAD_STEP) * HEAD_STEP
+    return n_ids if n_ids <= MAX_HEAD_SHARE * vocab_size else 0
+
+
 @dataclass
 class RunCosts:
     """Costs of runs with these settings on this text and machine, and their budget. A collective: all ranks make one.
@@ -227,10 +238,8 @@ class RunCosts:
         # On a GPU the head is a small part, and a CUDA graph cannot have another sample for each update. Fine-tuning was not measured.
         if self.device.type != "cpu" or self.settings.from_weight != "none" or not self.may_sample_head:
             return 0
-        vocab_size = self.text.vocab_size
-        wanted = max(len(set(row)) for row in rows_targets(self.text.corpus).tolist()) + DRAWN_SHARE * vocab_size
-        n_ids = math.ceil(wanted / HEAD_STEP) * HEAD_STEP
-        return n_ids if n_ids <= MAX_HEAD_SHARE * vocab_size else 0
+        distinct = max(len(set(row)) for row in rows_targets(self.text.corpus).tolist())
+        return sampled_ids(distinct, self.text.vocab_size)
 
     def is_worth_compiling(self, seconds: float) -> bool:
         """Returns whether to compile a run that it takes so many seconds for: with a budget of time decided here, so that the run
@@ -276,7 +285,10 @@ class RunCosts:
             # The processes of one command share this; each rank of a launcher repeats it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += muon_flops / MUON_UTILISATION * times
-        return work / self.product_rate
+        return (
+            work / self.product_rate
+            + ENTRY_SECONDS[self.device.type] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
+        )
 
     def update_seconds(self, config: ModelConfig, rows: int) -> float:
         """Seconds of an update of this many rows: the estimate, corrected by measurements."""

@@ -50,7 +50,11 @@ def difficulty_of(assembler: Assembler, plan: RowPlan, validation: ValidationBat
     else:
         rows = sampled_rows(plan, TRAINED_TOKENS)
         evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
-    trained = tokens_of(assembler, plan, rows)
+    return difficulty_of_tokens(tokens_of(assembler, plan, rows), evaluated)
+
+
+def difficulty_of_tokens(trained: Ints, evaluated: Ints) -> float:
+    """Difficulty of the tokens of some rows, after those of others."""
     row = min(ROW, len(evaluated))
     if row < 2 or len(trained) < 2:
         return 1.0

@@ -26,7 +26,14 @@ from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import BUDGETS, MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
+from trainer.pretrain.settings import (
+    BUDGETS,
+    DEFAULT_TOKENIZER,
+    MODEL_FLAGS,
+    ModelSettings,
+    PretrainSettings,
+    TrainingSettings,
+)
 from trainer.saving.checkpoint import Checkpoints, file_of_resumed_run
 
 # Log lines of a run, and the minimum seconds between two
@@ -97,6 +104,8 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
+    if costs.settings.tokenizer_path != DEFAULT_TOKENIZER:
+        chosen["tokenizer_path"] = costs.settings.tokenizer_path
     if "lr_schedule" not in costs.fixed or costs.settings.lr_schedule == "wsd":
         chosen["decay_share"] = laws.DECAY_SHARE
     # Only if the planner has changed it: a default need not be named.

@@ -2,6 +2,7 @@
 
     plan_run             the settings of the run
       measure_machine    the faster precision, and its FLOP/s
+      with_own_tokenizer one trained on the text, of the best size (vocabulary.py)
       count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
       RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
@@ -41,6 +42,7 @@ from trainer.budget.plan import (
     quantity,
     shape_text,
 )
+from trainer.budget.vocabulary import Machine, refuse_seen, with_own_tokenizer
 from trainer.job import RunContext
 from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
@@ -110,16 +112,15 @@ def plan_run(
     with user_errors():
         settings, config = settings_of_folder(settings)
         settings, rate, memory = measure_machine(settings, run_context)
-        text = count_text(settings, ranks, kind)
+        machine = Machine(rate, memory, device.type)
+        with_own = with_own_tokenizer(settings, ranks, kind, machine, lambda n: sizes(fixed_fields(settings, n)))
+        text = count_text(with_own, ranks, kind)
+        if with_own is not settings:
+            on_main(ranks, partial(refuse_seen, text.corpus))
+        settings = with_own
         dtype, _ = pick_dtype(settings.dtype, device)
         costs = RunCosts(settings, text, ranks, device, dtype, rate, memory)
-        shape = {
-            name: value
-            for name in MODEL_FLAGS
-            if name in costs.fixed and (value := getattr(settings, name)) is not None
-        }
-        fields = {"vocab_size": text.vocab_size, "dropout": settings.dropout, **shape}
-        candidates = sizes(fields) if config is None else [config]
+        candidates = sizes(fixed_fields(settings, text.vocab_size)) if config is None else [config]
         # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
         check_length(text.rows.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
@@ -142,6 +143,13 @@ def plan_run(
         for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
             announce(line)
     return None if settings.dry_run else chosen
+
+
+def fixed_fields(settings: PretrainSettings, vocab_size: int) -> dict[str, Any]:
+    """Fields of the config that the user sets, or the text."""
+    fixed = settings.user_set | settings.fixed_in_plans
+    shape = {name: getattr(settings, name) for name in MODEL_FLAGS if name in fixed}
+    return {"vocab_size": vocab_size, "dropout": settings.dropout, **shape}
 
 
 def refuse_contradictions(settings: PretrainSettings) -> None:

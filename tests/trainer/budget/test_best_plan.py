@@ -273,7 +273,8 @@ def test_the_law_meets_the_runs_that_were_measured(monkeypatch, parameters, laye
     """References: docs/experiments.md, "Today's law" and "Induction heads", some runs of each kind. width: of those with such heads."""
     monkeypatch.setattr(laws, "parameter_count", lambda config: parameters)
     heads, init_scheme = (laws.heads_for(width), "induction") if width else (None, "zero_out")
-    config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    config = SimpleNamespace(**shape, vocab_size=6400)
     parts, context = text(of_text["different"]), of_text.get("context", laws.CONTEXT_OF_LAW)
     expected = laws.expected_loss(config, tokens, parts, of_text["difficulty"], "muon", init_scheme, context)
     assert expected == pytest.approx(loss, rel=rel)

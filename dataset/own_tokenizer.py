@@ -1,0 +1,192 @@
+"""Tokenizers of a run's own: byte-level BPEs of several sizes, trained on its training text and never on what it holds out.
+
+Merges are nested: the first ones of a large tokenizer are those of a small one. So one training gives all sizes.
+"""
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from common.errors import DataError
+from common.files import atomic_folder, digest_of_json, temporary_beside
+from common.processes import WorkerDied, Workers
+from common.wording import announce
+from dataset.arrays import Ints
+from dataset.corpus import MIN_DOCUMENTS
+from dataset.reading.bad_lines import BadLines
+from dataset.reading.documents import read_documents
+from dataset.reading.file_kinds import choose_files
+from dataset.reading.settings import TextSettings
+from dataset.shares import Curve, Source
+from dataset.store.build import candidate_folders, digests_of, first_writable, hash_of_text, stats_of
+from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import DEFAULT
+
+SIZES = (1024, 1600, 3200, 6400, 12_800, 25_600, 51_200, 102_400)
+# Minimum text for an own tokenizer, and for each entry of it, in bytes: rarer entries are hardly trained.
+MIN_BYTES = 300_000
+BYTES_PER_ENTRY = 150
+# Bytes of text by which the sizes are compared, and of those among them that no tokenizer is trained on: at most this share of the text
+COMPARED_BYTES = 4_500_000
+EVALUATED_BYTES = 400_000
+EVALUATED_SHARE = 0.05
+# Raise this number when the same text gives other tokenizers or figures.
+FORMAT = 1
+FIGURES = "figures.json"
+# What a plan holds out is decided later. Upper bounds, see `share_to_hold_out`: a share of the documents, and their number.
+HELD_OUT_SHARE, HELD_OUT_DOCUMENTS = 0.02, 15
+# Of few texts the end of the longest is held out. It is a share of the tokens; here this many times that share of the bytes is left out.
+TAIL = 1.25
+# Parts of documents, in bytes: a small share of a book is some parts of it.
+PART = 1 << 17
+
+# (tokens of a text, of another part of it) -> difficulty of the latter for a small model
+Difficulty = Callable[[Ints, Ints], float]
+
+
+class Part(NamedTuple):
+    """A part of a document. hash, length: of the whole, in bytes. begin: its first byte."""
+
+    hash: int
+    length: int
+    begin: int
+    raw: bytes
+
+
+class Request(NamedTuple):
+    """What tokenizers are trained on. held_out: share of the documents that the run holds out; None: a plan chooses it.
+    max_bytes: of text, at most. difficulty: to compare the sizes by."""
+
+    sources: Sequence[Source]
+    reading: TextSettings
+    held_out: float | None
+    max_bytes: float
+    difficulty: Difficulty
+
+
+def own_tokenizers(request: Request, progress: bool) -> Path | None:
+    """The folder of tokenizers of all sizes that suit the text, each in a folder of its size, and of FIGURES; None: too little text.
+
+    They are trained in a process of their own, or found where the token stores of this text are. Errors: DataError, UserError.
+    """
+    reading = request.reading
+    paths = [path for source in request.sources for path in source.paths]
+    files = [file for path in paths for file in choose_files(path, reading.text_suffixes, reading.cache_dir)[0]]
+    stats = stats_of(files)
+    if sum(size for _, size, *_ in stats) < MIN_BYTES:
+        return None
+    folders = candidate_folders(paths[0], files[0], reading.cache_dir)
+    digests, _ = digests_of(stats, folders)
+    text = [[digests[stat] for stat in stats], [(len(source.paths), source.shares) for source in request.sources]]
+    options = [reading.text_field, reading.skip_bad_lines, reading.split_text, request.held_out, request.max_bytes]
+    name = f"tokenizer-{digest_of_json([FORMAT, text, options])[:16]}"
+    found = next((folder / name for folder in folders if (folder / name / FIGURES).is_file()), None)
+    if found is not None:
+        return found
+    if progress:
+        announce("planning: training a tokenizer on the text")
+    folder = first_writable(folders) / name
+    with atomic_folder(folder, temporary_beside(folder)) as temporary:
+        try:
+            # It takes forty times the memory of its text, and leaves threads behind: both end with the process.
+            with closing(Workers(1, partial(train_sizes, request))) as workers:
+                list(workers.results(iter([temporary]), ahead=1))
+        except WorkerDied as lost:
+            raise DataError(f"the trainer of a tokenizer: {lost}; --tokenizer_path model needs none") from None
+    return folder
+
+
+def train_sizes(request: Request, folder: Path) -> None:
+    """Write the tokenizers, and FIGURES: {"sizes": {size: [bytes per token, difficulty]}, 0 for this repository's, ...}: of text that no
+    tokenizer has seen."""
+    began = time.monotonic()
+    folder.mkdir()
+    encoders = {0: DocumentEncoder(load_tokenizer(DEFAULT))}
+    texts, text_bytes = training_texts(request, encoders[0])
+    # What is compared comes from all sources.
+    random.Random(0).shuffle(texts)
+    ends = np.cumsum([len(text.encode()) for text in texts])
+    n_bytes = int(ends[-1]) if texts else 0
+    n_evaluated, n_compared = (
+        np.searchsorted(ends, [min(EVALUATED_SHARE * n_bytes, EVALUATED_BYTES), COMPARED_BYTES]) + 1
+    )
+    evaluated, compared = texts[:n_evaluated], texts[n_evaluated:n_compared]
+    sizes = [size for size in SIZES if n_bytes >= max(MIN_BYTES, size * BYTES_PER_ENTRY)]
+    if sizes and compared:
+        tokenizer = train_bpe(texts[n_evaluated:], sizes[-1], may_be_fewer=True)
+        for size in filter(tokenizer.get_vocab_size().__ge__, sizes):
+            save(first_entries(tokenizer, size), folder / str(size))
+            encoders[size] = DocumentEncoder(load_tokenizer(folder / str(size)))
+    figures = {}
+    for size, encoder in encoders.items() if len(encoders) > 1 else ():
+        trained, own = (encoder.encode(part) for part in (compared, evaluated))
+        difficulty = request.difficulty(*(np.concatenate([*map(np.array, ids)]) for ids in (trained, own)))
+        # BOS is no target.
+        figures[size] = [int(ends[n_evaluated - 1]) / sum(len(ids) - 1 for ids in own), difficulty]
+    content = {"sizes": figures, "bytes": n_bytes, "text_bytes": text_bytes, "seconds": time.monotonic() - began}
+    (folder / FIGURES).write_text(json.dumps(content))
+
+
+def first_entries(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The tokenizer of `size` entries that the same training would have given."""
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    model = content["model"]
+    model["vocab"] = {token: i for token, i in model["vocab"].items() if i < size}
+    model["merges"] = model["merges"][: size - len(SPECIAL_TOKENS) - 256]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str], int]:
+    """(texts of at most max_bytes, spread over the sources by their shares, without anything that a run may hold out; bytes of all)."""
+    # Areas under the shares; without shares there is one source.
+    areas = [1.0 if source.shares is None else float(Curve(source.shares).area(1.0)) for source in request.sources]
+    parts: list[Part] = []
+    lengths: list[int] = []
+    for source, area in zip(request.sources, areas, strict=True):
+        parts += sampled_parts(source, request.reading, encoder, request.max_bytes * area / sum(areas), lengths)
+    share, has_few = request.held_out, len(lengths) < MIN_DOCUMENTS
+    if share is None:
+        share = HELD_OUT_SHARE if has_few else max(HELD_OUT_SHARE, HELD_OUT_DOCUMENTS / len(lengths))
+    longest = max(lengths, default=0)
+    cut = longest - math.ceil(TAIL * share * sum(lengths)) if has_few else longest
+    texts = []
+    for part in parts:
+        raw = part.raw[: max(0, cut - part.begin)] if part.length == longest else part.raw
+        if part.hash >= int(share * 2**64) and raw:
+            # A part may begin or end within a character.
+            texts.append(raw.decode(errors="ignore"))
+    return texts, sum(lengths)
+
+
+def sampled_parts(
+    source: Source, reading: TextSettings, encoder: DocumentEncoder, max_bytes: float, lengths: list[int]
+) -> list[Part]:
+    """Parts of a source's documents, of max_bytes at most, spread evenly. lengths: gets the bytes of each document. Errors: DataError."""
+    kept: list[Part] = []
+    step, number, size = 1, 0, 0
+    files = (file for path in source.paths for file in choose_files(path, reading.text_suffixes, reading.cache_dir)[0])
+    for file in files:
+        bad_lines = BadLines() if reading.skip_bad_lines else None
+        for _, text in read_documents(file, reading.text_field, bad_lines, reading.split_text):
+            raw = encoder.body(text).encode()
+            lengths.append(len(raw))
+            for begin in range(0, len(raw), PART):
+                if number % step == 0:
+                    kept.append(Part(hash_of_text(raw), len(raw), begin, raw[begin : begin + PART]))
+                    size += len(kept[-1].raw)
+                number += 1
+            while size > max_bytes and len(kept) > 1:
+                # Every other one, of what follows too
+                kept, step = kept[::2], 2 * step
+                size = sum(len(part.raw) for part in kept)
+    return kept

@@ -1,0 +1,180 @@
+"""The tokenizer of a planned run. References: the .json beside the weights, the law, a training for one size alone."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from common.errors import UserError
+from dataset import own_tokenizer
+from dataset.corpus import Corpus
+from dataset.own_tokenizer import FIGURES, Request, train_sizes
+from dataset.reading.settings import DEFAULTS
+from dataset.shares import group_sources
+from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from model.weight_record import VOCABULARY_FIELD, read_record
+from scripts import generate
+from tests.helpers import ROOT, SMALL, before_update, command_line, flags, train, write_records, write_texts
+from trainer import train_pretrain, train_sft
+from trainer.budget import vocabulary
+from trainer.budget.difficulty import difficulty_of_tokens
+from trainer.budget.planner import fixed_fields, sizes
+from trainer.budget.vocabulary import Machine, best_entries
+from trainer.pretrain.settings import PretrainSettings
+
+FREE = {"batch_size": None, "accumulation_steps": None, "num_attention_heads": None, "num_hidden_layers": None}
+PLANNED = {**FREE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "budget_tokens": 3000}
+
+
+def sentences(n_bytes):
+    """Lines of made-up words, the frequent ones of a Zipf law."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 9))) for _ in range(3000)]
+    weights = [1 / rank for rank in range(1, 3001)]
+    return " ".join(generator.choices(words, weights, k=n_bytes // 6))[:n_bytes]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    whole = sentences(450_000)
+    texts = [f"{at} {whole[at : at + 1000]}" for at in range(0, len(whole), 1000)]
+    return write_texts(tmp_path_factory.mktemp("text") / "text.jsonl", texts)
+
+
+def request(path, held_out=None, max_bytes=4e7):
+    return Request(group_sources([str(path)]), DEFAULTS, held_out, max_bytes, difficulty_of_tokens)
+
+
+def test_smaller_tokenizers_are_those_of_a_training_for_them(text, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        own_tokenizer, "train_bpe", lambda texts, n, **more: train_bpe(seen.append(texts) or texts, n, **more)
+    )
+    train_sizes(request(text), tmp_path / "own")
+    figures = json.loads((tmp_path / "own" / FIGURES).read_text())
+    assert [*figures["sizes"]] == ["0", "1024", "1600"]
+    assert figures["sizes"]["1600"][0] > figures["sizes"]["1024"][0]
+    alone = train_bpe(seen[0], 1024)
+    assert alone.to_str() == Tokenizer.from_file(str(tmp_path / "own" / "1024" / "tokenizer.json")).to_str()
+    assert [alone.token_to_id(token) for token in SPECIAL_TOKENS] == [*range(13)]
+
+
+@pytest.mark.parametrize("held_out", [None, 0.1])
+@pytest.mark.parametrize("n_texts", [1, 450])
+def test_what_is_held_out_trains_no_tokenizer(text, tmp_path, n_texts, held_out):
+    """Reference: the documents that the corpus holds out."""
+    path, encoder = text, DocumentEncoder(load_tokenizer(ROOT / "model"))
+    if n_texts == 1:
+        path = tmp_path / "one.txt"
+        path.write_text("\n".join(json.loads(line)["text"] for line in Path(text).read_text().splitlines()))
+    texts, n_bytes = own_tokenizer.training_texts(request(path, held_out), encoder)
+    corpus = Corpus([str(path)], encoder, max_seq_len=64, seed=0, val_fraction=held_out or 0.02, progress=False)
+    offsets = corpus.store.offsets
+    for document in corpus.val_documents:
+        left_out = encoder.decode(corpus.store.tokens[offsets[document] : offsets[document + 1]].tolist())
+        assert left_out[-60:] not in "".join(texts) and left_out[:60] not in "".join(texts)
+    assert (1 - 1.6 * (held_out or 0.04)) * n_bytes < sum(map(len, texts)) < n_bytes
+    vocabulary.refuse_seen(corpus)
+    if n_texts == 1:
+        # As if its tokens had more bytes there
+        corpus.store.text_bytes[1] *= 2
+        with pytest.raises(UserError, match="--tokenizer_path model"):
+            vocabulary.refuse_seen(corpus)
+
+
+# of 39 MB of en_wiki: bytes per token and difficulty of text that none has seen
+EN_WIKI = {
+    **{0: (3.072, 0.866), 1024: (2.387, 0.715), 1600: (2.658, 0.773), 3200: (3.082, 0.868), 6400: (3.506, 0.982)},
+    **{12800: (3.902, 1.102), 25600: (4.223, 1.218), 51200: (4.454, 1.287), 102400: (4.622, 1.324)},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "n_bytes", "entries"),
+    [("--budget 90s", 39e6, 12800), ("--budget 10m", 39e6, 51200), ("--budget_flops 1e13", 1e6, 3200)],
+)
+def test_more_work_and_more_text_want_more_entries(tmp_path, capfd, words, n_bytes, entries):
+    settings = PretrainSettings.parse(words.split())
+    (tmp_path / FIGURES).write_text(json.dumps({"sizes": EN_WIKI, "bytes": 1, "text_bytes": n_bytes, "seconds": 1}))
+    machine = Machine(7e11, None, "cpu")
+    assert best_entries(tmp_path, settings, machine, lambda n: sizes(fixed_fields(settings, n))) == entries
+    assert f"{entries:,} entries" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured"),
+    # bits per byte of 160 x 2 and 192 x 3 relative to this repository's
+    [(3.95e6, {6400: 0.971, 12800: 0.942, 25600: 0.926, 51200: 0.911}), (29.5e6, {25600: 0.940})],
+)
+def test_the_law_meets_the_gains_that_were_measured(tokens, measured):
+    width, layers = (160, 2) if tokens < 1e7 else (192, 3)
+    settings = PretrainSettings.parse(["--budget_tokens", f"{tokens}", "--hidden_size", f"{width}"])
+
+    def bits(size):
+        config = next(one for one in sizes(fixed_fields(settings, size or 6400)) if one.num_hidden_layers == layers)
+        of_size = EN_WIKI[size]
+        return (
+            vocabulary.expected_loss(config, 39.4e6 / of_size[0], of_size[1], settings, Machine(7e11, None, "cpu"))
+            / of_size[0]
+        )
+
+    for size, ratio in measured.items():
+        assert vocabulary.laws.OWN_TOKENIZER * bits(size) / bits(0) == pytest.approx(ratio, abs=0.02)
+
+
+def test_a_plan_trains_a_tokenizer_that_all_find_and_a_kill_does_not_lose(text, tmp_path, capfd, monkeypatch):
+    """Reference: a run that was not killed. Its weights are fine-tuned and continued without a flag."""
+    options = {**PLANNED, "data_path": text, "cache_dir": tmp_path / "cache"}
+    whole = train(**options, out_dir=tmp_path / "whole")
+    assert "tokenizer: 1,024 entries" in capfd.readouterr().out
+    monkeypatch.setattr(own_tokenizer, "train_sizes", None)
+
+    def kill():
+        raise KeyboardInterrupt
+
+    with before_update(1, kill), pytest.raises(KeyboardInterrupt):
+        train(**options, out_dir=tmp_path / "killed")
+    killed = train(**options, out_dir=tmp_path / "killed", from_resume=1)
+    weight = killed.job.files.outputs["weights"]
+    assert weight.read_bytes() == whole.job.files.outputs["weights"].read_bytes()
+    assert read_record(weight)[VOCABULARY_FIELD] == killed.job.parts.vocabulary
+    assert (tmp_path / "killed" / "pretrain_32.tokenizer" / "tokenizer.json").is_file()
+    # A finished run finds its tokenizer by its plan alone.
+    assert (
+        train_pretrain.main(flags(**{**options, "cache_dir": None, "out_dir": tmp_path / "killed", "from_resume": 1}))
+        == 0
+    )
+    chats = [[{"role": "user", "content": "etao"}, {"role": "assistant", "content": "shrdlu"}]] * 8
+    path = write_records(tmp_path / "chats.jsonl", [{"conversations": chat} for chat in chats])
+    words = [
+        "--data_path",
+        path,
+        "--out_dir",
+        str(tmp_path / "killed"),
+        "--max_updates",
+        "2",
+        "--device",
+        "cpu",
+        "--report",
+        "0",
+    ]
+    assert train_sft.main([*words, "--use_compile", "0", "--cpu_processes", "1"]) == 0
+    capfd.readouterr()
+    tuned = str(tmp_path / "killed" / "full_sft_32.pth")
+    generate.main(["--weight", tuned, "--device", "cpu", "--max_new_tokens", "2", "--chat", "etao"])
+    assert "another tokenizer" not in capfd.readouterr().err
+    kept = train(**options, out_dir=tmp_path / "kept", tokenizer_path="model")
+    assert kept.job.config.vocab_size == 6400 and not (tmp_path / "kept" / "pretrain_32.tokenizer").exists()
+
+
+@pytest.mark.slow
+def test_processes_share_a_tokenizer(text, tmp_path):
+    options = {**SMALL, **PLANNED, "data_path": text, "cache_dir": tmp_path / "cache", "out_dir": tmp_path / "two"}
+    two = command_line(flags(**options, cpu_processes=2))
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("training a tokenizer on the text") == 1
+    record = read_record(tmp_path / "two" / "pretrain_32.pth")
+    assert record["vocab_size"] == 1024 and (tmp_path / "two" / "pretrain_32.tokenizer").is_dir()

@@ -1,0 +1,139 @@
+"""The tokenizer of a planned run: trained on its text, of the size that promises the fewest bits per byte."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.errors import UserError
+from common.wording import announce
+from dataset.corpus import Corpus
+from dataset.own_tokenizer import FIGURES, TAIL, Request, own_tokenizers
+from dataset.shares import group_sources
+from model.config import ModelConfig, parameter_count
+from trainer.budget import laws
+from trainer.budget.costs import CPU_UTILISATION, ENTRY_SECONDS, GPU_UTILISATION, sampled_ids
+from trainer.budget.difficulty import difficulty_of_tokens
+from trainer.machine.ranks import Ranks, first_rank_first, on_main
+from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
+from trainer.pretrain.memory import flops_per_token
+from trainer.pretrain.settings import PretrainSettings, seconds_of
+
+# Text to train a tokenizer on, in bytes: at most MAX_BYTES, and so many for each second of a budget. They take 0.3 s/MB (English) to
+# 1.4 s/MB (Chinese) of a core: 1 to 4 % of the budget. And MEMORY_TIMES as much memory.
+MAX_BYTES = 40e6
+BYTES_PER_SECOND = 30e3
+MEMORY_TIMES = 60
+# A size has to promise this much less than a smaller one, which takes less memory and time.
+WORTH_ENTRIES = 0.99
+# Distinct targets of a row, and the share of a budget of time that updates get: about
+DISTINCT_TARGETS = 330
+TRAINING_SHARE = 0.8
+
+# vocabulary size -> the models to try
+Sizes = Callable[[int], Sequence[ModelConfig]]
+
+
+class Machine(NamedTuple):
+    """rate: FLOP/s of large products, all ranks together. memory: bytes that a rank may take; None: unknown. device: its type."""
+
+    rate: float
+    memory: float | None
+    device: str
+
+
+def with_own_tokenizer(
+    settings: PretrainSettings, ranks: Ranks, kind: TextKind, machine: Machine, sizes: Sizes
+) -> PretrainSettings:
+    """The settings with a tokenizer of the text's own, if the user leaves it open and there is text for one; else unchanged.
+
+    A collective. Errors: UserError, DataError.
+    """
+    if "tokenizer_path" in settings.user_set or settings.from_weight != "none" or kind is not DOCUMENTS:
+        return settings
+    max_bytes = min(MAX_BYTES, BYTES_PER_SECOND * seconds_of(settings.budget) if settings.budget else math.inf)
+    if machine.memory is not None:
+        # The same on all ranks
+        max_bytes = min(max_bytes, machine.memory / MEMORY_TIMES)
+    is_free = not {"val_path", "val_fraction"} & settings.user_set
+    held_out = None if is_free else settings.val_fraction
+    request = Request(group_sources(data_of(settings, kind)), settings, held_out, max_bytes, difficulty_of_tokens)
+    folder = first_rank_first(ranks, partial(own_tokenizers, request, ranks.is_main))
+    if folder is None:
+        return settings
+    entries = on_main(ranks, partial(best_entries, folder, settings, machine, sizes))
+    return dataclasses.replace(settings, tokenizer_path=str(folder / str(entries))) if entries else settings
+
+
+def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, sizes: Sizes) -> int:
+    """The number of entries of the best tokenizer in the folder, told to the user; 0: there is none."""
+    content = json.loads((folder / FIGURES).read_text())
+    figures: Mapping[int, tuple[float, float]] = {int(size): figure for size, figure in content["sizes"].items()}
+    if not figures:
+        return 0
+
+    def bits_of(size: int) -> float:
+        bytes_per_token, difficulty = figures[size]
+        unique = content["text_bytes"] / bytes_per_token
+        losses = [
+            expected_loss(config, unique, difficulty, settings, machine) for config in sizes(size or laws.USUAL_ENTRIES)
+        ]
+        return min(losses) / math.log(2) / bytes_per_token
+
+    usual = bits_of(0)
+    best, fewest = 0, math.inf
+    for size in sorted(figures.keys() - {0}):
+        bits = bits_of(size)
+        if not best or bits < WORTH_ENTRIES * fewest:
+            best, fewest = size, bits
+    announce(
+        f"tokenizer: {best:,} entries, trained on {content['bytes'] / 1e6:.1f} MB of the text in {content['seconds']:.0f} s: "
+        f"{figures[best][0]:.2f} bytes per token ({figures[0][0]:.2f} with this repository's, --tokenizer_path model), about "
+        f"{1 - laws.OWN_TOKENIZER * fewest / usual:.0%} fewer bits per byte"
+    )
+    return best
+
+
+def expected_loss(
+    config: ModelConfig, unique: float, difficulty: float, settings: PretrainSettings, machine: Machine
+) -> float:
+    """Nats per token of a run of this model; infinite for one that does not suit its tokens. unique: tokens of the text."""
+    head_ids = settings.sampled_softmax
+    if machine.device == "cpu" and "sampled_softmax" not in settings.user_set:
+        head_ids = sampled_ids(min(DISTINCT_TARGETS, config.vocab_size // 4), config.vocab_size)
+    token_flops = flops_per_token(config, laws.CONTEXT_OF_LAW, head_ids)
+    rate = machine.rate * (CPU_UTILISATION if machine.device == "cpu" else GPU_UTILISATION)
+    tokens = settings.budget_tokens
+    most_parameters = laws.MAX_PARAMETERS_PER_TOKEN * unique
+    if tokens is not None:
+        most_parameters = min(most_parameters, tokens / laws.MIN_TOKENS_PER_PARAMETER)
+    else:
+        token_seconds = token_flops / rate
+        seconds = (settings.budget_flops or 0) / rate
+        if settings.budget:
+            seconds = TRAINING_SHARE * seconds_of(settings.budget)
+            # What an update takes for the rows of the embedding counts only where time does.
+            numbers = max(config.vocab_size - laws.USUAL_ENTRIES, 0) * config.hidden_size
+            update_tokens = laws.batch_tokens(max(seconds / token_seconds, 1))
+            token_seconds += ENTRY_SECONDS[machine.device] * numbers / update_tokens
+        tokens = min(seconds / token_seconds, laws.MAX_PASSES * unique)
+    fewest, most = laws.layers_for(config.hidden_size, tokens)
+    is_suitable = fewest <= config.num_hidden_layers <= most and parameter_count(config) <= most_parameters
+    if not is_suitable and not {"hidden_size", "num_hidden_layers"} & settings.user_set:
+        return math.inf
+    return laws.expected_loss(config, tokens, [laws.Part(1.0, unique)], difficulty, init_scheme="induction")
+
+
+def refuse_seen(corpus: Corpus) -> None:
+    """Errors: UserError if an own tokenizer may know what is held out: of few texts a part, a share of the tokens, not of the bytes."""
+    part = corpus.split_document
+    if part is not None:
+        sizes = corpus.store.text_bytes.astype(np.int64)
+        is_longest = sizes[part] + sizes[part + 1] >= sizes.max()
+        if not is_longest or sizes[part + 1] > TAIL * corpus.val_fraction * sizes.sum():
+            raise UserError("a tokenizer of the text's own would know what is held out: add --tokenizer_path model")
