@@ -31,6 +31,8 @@ BYTES_PER_SECOND = 30e3
 MEMORY_TIMES = 60
 # A size has to promise this much less than a smaller one, which takes less memory and time.
 WORTH_ENTRIES = 0.99
+# With so many bytes of text at least laws.USUAL_ENTRIES: there fewer were not measured.
+MUCH_TEXT = 10e6
 # Distinct targets of a row, and the share of a budget of time that updates get: about
 DISTINCT_TARGETS = 330
 TRAINING_SHARE = 0.8
@@ -89,7 +91,8 @@ def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, siz
     best, fewest = 0, math.inf
     for size in sorted(figures.keys() - {0}):
         bits = bits_of(size)
-        if not best or bits < WORTH_ENTRIES * fewest:
+        is_usual = size <= laws.USUAL_ENTRIES and content["text_bytes"] >= MUCH_TEXT
+        if not best or is_usual or bits < WORTH_ENTRIES * fewest:
             best, fewest = size, bits
     announce(
         f"tokenizer: {best:,} entries, trained on {content['bytes'] / 1e6:.1f} MB of the text in {content['seconds']:.0f} s: "
