@@ -97,7 +97,7 @@ def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, siz
     announce(
         f"tokenizer: {best:,} entries, trained on {content['bytes'] / 1e6:.1f} MB of the text in {content['seconds']:.0f} s: "
         f"{figures[best][0]:.2f} bytes per token ({figures[0][0]:.2f} with this repository's, --tokenizer_path model), about "
-        f"{1 - laws.OWN_TOKENIZER * fewest / usual:.0%} fewer bits per byte"
+        f"{max(1 - laws.OWN_TOKENIZER * fewest / usual, 0):.0%} fewer bits per byte"
     )
     return best
 
