@@ -8,8 +8,8 @@
     python benchmarks/check.py --against HEAD~20    # do small runs of a commit's files give the bits of this tree's?
     python benchmarks/check.py --python ../newer/.venv/bin/python    # ... do another Python's packages?
 
-It needs no network, no data, and no virtual environment of this repository: the PyTorch and transformers of an image
-are enough, in any version.
+It needs no network, no data, and no virtual environment of this repository: the PyTorch, transformers and psutil of an
+image are enough, in any version.
 Each section is a process with its own time limit, so that a failure, a crash or a hang is a row and does not affect the
 others. On a GPU all sections end at END_S, and none starts with less than MIN_LEFT_S left. A row goes to --out at once; what
 trainers and libraries print goes to the .log beside it. The table has no folders, addresses, or names of user and machine.

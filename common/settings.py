@@ -20,6 +20,7 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 
 import argparse
 import contextlib
+import glob
 import json
 import os
 import re
@@ -90,7 +91,7 @@ class Settings:
 
     # Names of the settings that the user sets, by a flag or a --config file; `replace` keeps it.
     user_set: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
-    # Of a call from Python: its current folder, and paths as they were given, {flag: value}
+    # Of a call from Python: its current folder, and its paths, {flag: (as it was given, absolute)}
     folder: str = field(default="", repr=False, compare=False)
     given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -133,20 +134,23 @@ class Settings:
         for name, value in self.values().items():
             may_be_path = type(self).__dataclass_fields__[name].metadata.get("may_be_path")
             if value and (may_be_path(value) if may_be_path else PATHS.fullmatch(name)):
-                self.given = {**self.given, name: value}
                 is_text = isinstance(value, str)
                 fixed = absolute(value, self.folder) if is_text else [absolute(text, self.folder) for text in value]
+                self.given = {**self.given, name: (value, fixed)}
                 setattr(self, name, fixed)
 
     def values(self) -> dict[str, Any]:
-        """{flag: value}"""
-        return {name: getattr(self, name) for name in flags_of(type(self))} | dict(self.given)
+        """{flag: value}; paths as they were given, unless they have changed since."""
+        values = {name: getattr(self, name) for name in flags_of(type(self))}
+        return values | {name: given for name, (given, fixed) in self.given.items() if values[name] == fixed}
 
 
 def absolute(text: str, folder: str) -> str:
     """A path, a pattern or a path with shares, as seen from a folder ("": as it is); addresses stay."""
     path = text.removeprefix("file://")
-    return text if "://" in path or not folder else str(Path(folder, os.path.expanduser(path)))
+    # The name of the folder is no pattern.
+    top = glob.escape(folder) if glob.has_magic(path) else folder
+    return text if "://" in path or not folder else str(Path(top, os.path.expanduser(path)))
 
 
 def flags_of(settings_class: type[Settings]) -> list[str]:

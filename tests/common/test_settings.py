@@ -1,10 +1,11 @@
 """common/settings.py: settings as flags and as files. References: the values, and a list of all flags."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.settings import write_settings
+from common.settings import absolute, write_settings
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from tests.helpers import ROOT, argument_list, complaint
@@ -133,6 +134,9 @@ def test_paths_of_a_call_are_those_of_its_start(tmp_path, monkeypatch):
              "cache_dir": f"{here}..", "from_weight": f"{here}base.pth", "sample_prompts": [f"{here}few.txt"]}  # fmt: skip
     assert {name: getattr(settings, name) for name in paths} == fixed
     assert {**settings.values(), **paths, "from_weight": "base.pth", "out_dir": f"{here}out"} == settings.values()
+    # what a plan decides later, and a folder whose name looks like a pattern
+    assert replace(settings, cache_dir="/c").values()["cache_dir"] == "/c"
+    assert (absolute("*.txt", "/[a]"), absolute("b.txt", "/[a]")) == ("/[[]a]/*.txt", "/[a]/b.txt")
     given = {"mixture": "mix.yaml", "sample_prompts": ["few.txt", "the"], "from_weight": "no"}
     mixed, _ = PretrainSettings.of_call(given)
     monkeypatch.chdir("/")

@@ -41,6 +41,7 @@ def set_switches():
     torch.use_deterministic_algorithms(True)
     torch.set_flush_denormal(True)
     torch.backends.mkldnn.enabled = False
+    torch.backends.cuda.enable_math_sdp(False)
     torch.manual_seed(random.getrandbits(9))
 
 

@@ -30,12 +30,18 @@ def _flag(module: Any, name: str, value: Any = None) -> tuple[Callable[[], Any],
     return partial(getattr, module, name), partial(setattr, module, name), value
 
 
+def _set_mps_state(state: torch.Tensor | None) -> None:
+    if state is not None:
+        torch.mps.set_rng_state(state)
+
+
 # What decides bits or ends a run in all code of a process or thread: how to read and set it, and its value as a run starts (None: kept)
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
     (random.getstate, random.setstate, None),
     (np.random.get_state, np.random.set_state, None),
     (torch.get_rng_state, torch.set_rng_state, None),
     (lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [], torch.cuda.set_rng_state_all, None),
+    (lambda: torch.mps.get_rng_state() if torch.backends.mps.is_available() else None, _set_mps_state, None),
     (torch.get_num_threads, torch.set_num_threads, None),
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     (_default_device, torch.set_default_device, None),
@@ -47,7 +53,12 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
     (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _flag(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
     _flag(torch.backends.cuda.matmul, "fp32_precision"),
+    _flag(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True),
+    _flag(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", True),
+    _flag(torch.backends.cuda.matmul, "allow_fp16_accumulation", False),
+    _flag(torch.utils.deterministic, "fill_uninitialized_memory"),
     _flag(torch.backends.mkldnn, "enabled", True),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, True),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, True),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp, True),
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, True),
