@@ -27,7 +27,7 @@ from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import choose_files
 from dataset.reading.settings import TextSettings
 from dataset.shares import Curve, Source
-from dataset.store.build import candidate_folders, digests_of, first_writable, hash_of_text, stats_of
+from dataset.store.build import candidate_folders, copy_hash_of, digests_of, first_writable, hash_of_text, stats_of
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
@@ -42,11 +42,13 @@ COMPARED_BYTES = 4_500_000
 EVALUATED_BYTES = 400_000
 EVALUATED_SHARE = 0.05
 # Raise this number when the same text gives other tokenizers or figures.
-FORMAT = 1
+FORMAT = 2
 FIGURES = "figures.json"
+# Of each document that they are trained on: its hash, whatever its line ends are, and its bytes up to the last one that is used
+TRAINED = "trained.npy"
 # What a plan holds out is decided later. Upper bounds, see `share_to_hold_out`: a share of the documents, and their number.
 HELD_OUT_SHARE, HELD_OUT_DOCUMENTS = 0.02, 15
-# Of few texts the end of the longest is held out. It is a share of the tokens; here this many times that share of the bytes is left out.
+# Or the end of a long text is held out. It is a share of the tokens; here this many times that share of the bytes is left out.
 TAIL = 1.25
 # Parts of documents, in bytes: a small share of a book is some parts of it.
 PART = 1 << 17
@@ -56,9 +58,10 @@ Difficulty = Callable[[Ints, Ints], float]
 
 
 class Part(NamedTuple):
-    """A part of a document. hash, length: of the whole, in bytes. begin: its first byte."""
+    """A part of a document. hash, copy_hash, length: of the whole, in bytes. begin: its first byte."""
 
     hash: int
+    copy_hash: int
     length: int
     begin: int
     raw: bytes
@@ -113,7 +116,8 @@ def train_sizes(request: Request, folder: Path) -> None:
     began = time.monotonic()
     folder.mkdir()
     encoders = {0: DocumentEncoder(load_tokenizer(DEFAULT))}
-    texts, text_bytes = training_texts(request, encoders[0])
+    texts, text_bytes, trained = training_texts(request, encoders[0])
+    np.save(folder / TRAINED, np.array([*trained.items()], np.uint64).reshape(-1, 2))
     # What is compared comes from all sources.
     random.Random(0).shuffle(texts)
     ends = np.cumsum([len(text.encode()) for text in texts])
@@ -147,8 +151,9 @@ def first_entries(tokenizer: Tokenizer, size: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str], int]:
-    """(texts of at most max_bytes, spread over the sources by their shares, without anything that a run may hold out; bytes of all)."""
+def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str], int, dict[int, int]]:
+    """(texts of at most max_bytes, spread over the sources by their shares, without what a run is likely to hold out; bytes of all;
+    what TRAINED has). Whether it is held out after all is checked later, once the run's split is known: `knows_held_out`."""
     # Areas under the shares; without shares there is one source.
     areas = [1.0 if source.shares is None else float(Curve(source.shares).area(1.0)) for source in request.sources]
     parts: list[Part] = []
@@ -159,14 +164,19 @@ def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str
     if share is None:
         share = HELD_OUT_SHARE if has_few else max(HELD_OUT_SHARE, HELD_OUT_DOCUMENTS / len(lengths))
     longest = max(lengths, default=0)
-    cut = longest - math.ceil(TAIL * share * sum(lengths)) if has_few else longest
-    texts = []
+    tail = math.ceil(TAIL * share * sum(lengths))
+    texts: list[str] = []
+    trained: dict[int, int] = {}
     for part in parts:
-        raw = part.raw[: max(0, cut - part.begin)] if part.length == longest else part.raw
+        # Any long text may be the one whose end is held out: it has the most tokens, not bytes.
+        is_long = part.length >= 2 * tail or (has_few and part.length == longest)
+        end = part.length - tail * is_long
+        raw = part.raw[: max(0, end - part.begin)]
         if part.hash >= int(share * 2**64) and raw:
             # A part may begin or end within a character.
             texts.append(raw.decode(errors="ignore"))
-    return texts, sum(lengths)
+            trained[part.copy_hash] = max(trained.get(part.copy_hash, 0), part.begin + len(raw))
+    return texts, sum(lengths), trained
 
 
 def sampled_parts(
@@ -178,12 +188,14 @@ def sampled_parts(
     files = (file for path in source.paths for file in choose_files(path, reading.text_suffixes, reading.cache_dir)[0])
     for file in files:
         bad_lines = BadLines() if reading.skip_bad_lines else None
-        for _, text in read_documents(file, reading.text_field, bad_lines, reading.split_text):
-            raw = encoder.body(text).encode()
+        for _, whole in read_documents(file, reading.text_field, bad_lines, reading.split_text):
+            text = encoder.body(whole)
+            raw = text.encode()
             lengths.append(len(raw))
             for begin in range(0, len(raw), PART):
                 if number % step == 0:
-                    kept.append(Part(hash_of_text(raw), len(raw), begin, raw[begin : begin + PART]))
+                    hashes = hash_of_text(raw), copy_hash_of(text)
+                    kept.append(Part(*hashes, len(raw), begin, raw[begin : begin + PART]))
                     size += len(kept[-1].raw)
                 number += 1
             while size > max_bytes and len(kept) > 1:

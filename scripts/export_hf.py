@@ -171,8 +171,8 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
     if path.suffix != ".pth":
         raise UserError(f"--to_pth {path}: the name must end in .pth")
-    # The config goes into a .json beside the weights.
-    for written_to in (path, path.with_suffix(".json")):
+    # The config goes into a .json beside the weights, the tokenizer into a folder.
+    for written_to in (path, path.with_suffix(".json"), tokenizer_beside(path)):
         if written_to.exists() and not overwrite:
             raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
     model = load_model(folder)

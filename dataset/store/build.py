@@ -313,13 +313,18 @@ def _encode(encoder: DocumentEncoder, reading: TextSettings, block: Block) -> En
             out.lengths.append(len(out.tokens) - before)
             out.text_bytes.append(len(raw))
             out.hashes.append(hash_of_text(raw))
-            out.copy_hashes.append(hash_of_text(body.replace("\r\n", "\n").replace("\r", "\n").strip().encode()))
+            out.copy_hashes.append(copy_hash_of(body))
     return out
 
 
 def hash_of_text(raw: bytes) -> int:
     """A 64-bit hash. raw: the text in UTF-8, without its BOS and EOS strings, if any."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+def copy_hash_of(text: str) -> int:
+    """A hash of a text, whatever its line ends and outer blanks are."""
+    return hash_of_text(text.replace("\r\n", "\n").replace("\r", "\n").strip().encode())
 
 
 def encode_blocks(

@@ -20,6 +20,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from trainer.budget.plan import (
     quantity,
     shape_text,
 )
-from trainer.budget.vocabulary import Machine, refuse_seen, with_own_tokenizer
+from trainer.budget.vocabulary import Machine, knows_held_out, with_own_tokenizer
 from trainer.job import RunContext
 from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
@@ -115,8 +116,9 @@ def plan_run(
         machine = Machine(rate, memory, device.type)
         with_own = with_own_tokenizer(settings, ranks, kind, machine, lambda n: sizes(fixed_fields(settings, n)))
         text = count_text(with_own, ranks, kind)
-        if with_own is not settings:
-            on_main(ranks, partial(refuse_seen, text.corpus))
+        own = Path(with_own.tokenizer_path or "").parent
+        if with_own is not settings and on_main(ranks, partial(knows_held_out, text.corpus, own)):
+            with_own, text = settings, count_text(settings, ranks, kind)
         settings = with_own
         dtype, _ = pick_dtype(settings.dtype, device)
         costs = RunCosts(settings, text, ranks, device, dtype, rate, memory)

@@ -335,7 +335,7 @@ class PretrainSettings(
                 setattr(self, name, value)
         if self.tokenizer_path is None:
             self.tokenizer_path = self.usual_tokenizer()
-        elif self.tokenizer_path == "model" and not os.path.exists("model"):
+        elif self.tokenizer_path == "model" and not os.path.isfile("model/tokenizer.json"):
             # From another folder too, --tokenizer_path model means this repository's.
             self.tokenizer_path = DEFAULT_TOKENIZER
 
