@@ -105,7 +105,7 @@ def test_a_global_batch_that_cannot_be_kept(lab):
     assert "now covers 12 rows, before the resume it covered 4" in processes[0].out
     lab.run("run", hooks=ledger, accumulation_steps=1, from_resume=1)
     lab.check_ledger(lab.folder / "ledger", epochs=2)
-    steps = [line["step"] for line in lab.metrics("run")]
+    steps = [line["step"] for line in lab.metrics("run") if "loss" in line]
     assert steps == sorted(set(steps))
 
 

@@ -28,7 +28,7 @@ class Parrot(PlayedModel):
         self.texts = texts
         self.requests = []
 
-    def write(self, request, tell):
+    def write(self, request, tell, check=bool):
         self.requests.append(request)
         for text in self.texts:
             likeliest = [[printable(other), 0.1] for other in (text, *HOSTILE[:3])]
