@@ -134,8 +134,8 @@ def train_sizes(request: Request, folder: Path) -> None:
             encoders[size] = DocumentEncoder(load_tokenizer(folder / str(size)))
     figures = {}
     for size, encoder in encoders.items() if len(encoders) > 1 else ():
-        trained, own = (encoder.encode(part) for part in (compared, evaluated))
-        difficulty = request.difficulty(*(np.concatenate([*map(np.array, ids)]) for ids in (trained, own)))
+        before, own = (encoder.encode(part) for part in (compared, evaluated))
+        difficulty = request.difficulty(*(np.concatenate([*map(np.array, ids)]) for ids in (before, own)))
         # BOS is no target.
         figures[size] = [int(ends[n_evaluated - 1]) / sum(len(ids) - 1 for ids in own), difficulty]
     content = {"sizes": figures, "bytes": n_bytes, "text_bytes": text_bytes, "seconds": time.monotonic() - began}

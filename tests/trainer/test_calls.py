@@ -160,6 +160,8 @@ def test_ctrl_c_before_a_run_starts_ends_a_call_and_the_next_one_works(first, da
     program = f"""if True:
         import builtins, gc, signal, sys
         from trainer import train
+        # Tests in the background ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         options = dict(data_path={str(data)!r}, out_dir={str(tmp_path)!r}, save_weight="--", **{SMALL!r})
         class Cycle:
             def __init__(self): self.me = self
