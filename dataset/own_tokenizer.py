@@ -21,7 +21,7 @@ from common.files import atomic_folder, digest_of_json, temporary_beside
 from common.processes import WorkerDied, Workers
 from common.wording import announce
 from dataset.arrays import Ints
-from dataset.corpus import MIN_DOCUMENTS
+from dataset.corpus import MIN_DOCUMENTS, is_low
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import choose_files
@@ -122,9 +122,8 @@ def train_sizes(request: Request, folder: Path) -> None:
     random.Random(0).shuffle(texts)
     ends = np.cumsum([len(text.encode()) for text in texts])
     n_bytes = int(ends[-1]) if texts else 0
-    n_evaluated, n_compared = (
-        np.searchsorted(ends, [min(EVALUATED_SHARE * n_bytes, EVALUATED_BYTES), COMPARED_BYTES]) + 1
-    )
+    limits = min(EVALUATED_SHARE * n_bytes, EVALUATED_BYTES), COMPARED_BYTES
+    n_evaluated, n_compared = np.searchsorted(ends, limits) + 1
     evaluated, compared = texts[:n_evaluated], texts[n_evaluated:n_compared]
     sizes = [size for size in SIZES if n_bytes >= max(MIN_BYTES, size * BYTES_PER_ENTRY)]
     if sizes and compared:
@@ -167,12 +166,13 @@ def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str
     tail = math.ceil(TAIL * share * sum(lengths))
     texts: list[str] = []
     trained: dict[int, int] = {}
-    for part in parts:
+    is_held_out = is_low(np.array([part.hash for part in parts], np.uint64), share)
+    for part, is_out in zip(parts, is_held_out, strict=True):
         # Any long text may be the one whose end is held out: it has the most tokens, not bytes.
         is_long = part.length >= 2 * tail or (has_few and part.length == longest)
         end = part.length - tail * is_long
         raw = part.raw[: max(0, end - part.begin)]
-        if part.hash >= int(share * 2**64) and raw:
+        if raw and not is_out:
             # A part may begin or end within a character.
             texts.append(raw.decode(errors="ignore"))
             trained[part.copy_hash] = max(trained.get(part.copy_hash, 0), part.begin + len(raw))
@@ -192,12 +192,14 @@ def sampled_parts(
             text = encoder.body(whole)
             raw = text.encode()
             lengths.append(len(raw))
-            for begin in range(0, len(raw), PART):
-                if number % step == 0:
-                    hashes = hash_of_text(raw), copy_hash_of(text)
-                    kept.append(Part(*hashes, len(raw), begin, raw[begin : begin + PART]))
-                    size += len(kept[-1].raw)
-                number += 1
+            begins = range(0, len(raw), PART)
+            taken = begins[-number % step :: step]
+            number += len(begins)
+            if taken:
+                # Once, however many parts of it are taken
+                hashes = hash_of_text(raw), copy_hash_of(text)
+                kept += [Part(*hashes, len(raw), begin, raw[begin : begin + PART]) for begin in taken]
+                size += sum(len(part.raw) for part in kept[-len(taken) :])
             while size > max_bytes and len(kept) > 1:
                 # Every other one, of what follows too
                 kept, step = kept[::2], 2 * step
