@@ -88,23 +88,27 @@ class Loader:
         self._workers: Workers | None = None
 
     def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
-        """Yields (update number, its batches) from `schedule.start_row` on; None in place of an empty batch.
+        """Iterates over (update number, its batches) from `schedule.start_row` on; None in place of an empty batch.
         recipe: the method of a plan.
 
         An update starts once all of its batches are ready, so that LoaderError comes between two updates and never leaves
-        one half done. With several ranks `failure` is set some updates earlier, so that all of them can stop together.
+        one half done. With several ranks `failure` is set some updates earlier, so that all of them can stop together; that of
+        the first update is set at once.
         """
         assembled_updates = self._assembled_updates(recipe, schedule)
         # An update is taken only while `updates_ahead` more are ready, so after a failure this rank can still join the
         # updates that other ranks start before they learn of it.
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
-        ready = deque(islice(assembled_updates, updates_ahead))
-        for update in assembled_updates:
-            ready.append(update)
-            yield ready.popleft()
-        yield from ready
-        if self.failure is not None:
-            raise self.failure
+        ready = deque(islice(assembled_updates, 1 + updates_ahead))
+
+        def in_order() -> Iterator[tuple[int, list[Any]]]:
+            while ready:
+                yield ready.popleft()
+                ready.extend(islice(assembled_updates, 1))
+            if self.failure is not None:
+                raise self.failure
+
+        return in_order()
 
     def _assembled_updates(
         self, recipe: Callable[[range], Any], schedule: UpdateSchedule

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from dataset.batches import Assembler, UpdateSchedule
+from dataset.loader import Loader
 from dataset.packing import EpochPlan
 from tests.dataset.test_packing import make_store
-from tests.helpers import batches_of, tiny_model
-from trainer.engine import Engine
+from tests.helpers import tiny_model
+from trainer.engine import Engine, Idle
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.sharding import is_sharded, shard_model
@@ -66,16 +67,12 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     assembler = Assembler(store)
     rows = batch_size * accumulation_steps * ranks.world_size
     schedule = UpdateSchedule(plan.n_rows, rows, batch_size, ranks.world_size)
-    for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
+    for update, batches in Loader(assembler, ranks.rank).updates(plan.recipe, schedule):
         first, end = schedule.rows(update)
-        totals = plan.totals(first, end)
-        is_last = micro == schedule.micro_batches(end - first) - 1
-        if batch is not None:
-            engine.micro_batch(batch, totals, last=is_last)
-        elif engine.is_sharded:
-            engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
-        if is_last:
-            engine.update(1.0)
+        if engine.is_sharded:
+            idle = Idle(assembler[plan.recipe(range(first, first + 1))])
+            batches = [idle if batch is None else batch for batch in batches]
+        assert len(batches) == len([*engine.train(batches, plan.totals(first, end), rate=1.0)])
     return recorder.updates
 
 

@@ -20,7 +20,7 @@ device, and the host learns an update's outcome while the next one runs. Other o
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from common.processes import stop_signals
+from dataset.loader import to_device
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.command_line import EVENT
 from trainer.machine.devices import autocast
@@ -41,6 +42,8 @@ from trainer.snapshot import snapshot
 
 # The loss of a job, see above. Batch and totals are NamedTuples of the job.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
+# (stop request, save) of this process, see `Engine.update`
+Requests = Callable[[], tuple[int, bool]]
 
 # stop request of a rank whose loader failed; any other is that of StopSignals
 LOADER_FAILED = 1 << 16
@@ -81,6 +84,12 @@ class Outcome(NamedTuple):
     overflow: float
     # argument of `poll`
     update: Update | None = None
+
+
+class Idle(NamedTuple):
+    """A batch that is computed only because other ranks compute theirs: it contributes nothing."""
+
+    batch: Any
 
 
 # length of `Engine.outcome`
@@ -167,11 +176,26 @@ class Engine:
 
     # -------------------------------------------------------------------------------------------------- an update
 
+    def train(
+        self, batches: Sequence[Any], totals: Any, rate: float, requests: Requests = lambda: (0, False)
+    ) -> Iterator[None]:
+        """Compute an update and apply it with this learning rate. Yields after each micro-batch, whose sums are then added.
+
+        batches: of this rank, a micro-batch each; None: it has no rows in it. requests: asked for once, at the end.
+        """
+        for number, batch in enumerate(batches, start=1):
+            if batch is not None:
+                counts = not isinstance(batch, Idle)
+                batch = to_device(batch if counts else batch.batch, self.device)
+                self.micro_batch(batch, totals, last=number == len(batches), counts=counts)
+            yield
+        self.update(rate, *requests())
+
     def micro_batch(self, batch: Any, totals: Any, last: bool = False, counts: bool = True) -> None:
         """Forward and backward pass of one micro-batch of the update that `totals` describes.
 
         last: last one of its update, so its gradients are sent to the other ranks as soon as they are ready.
-        counts: False for a batch that is computed only because other ranks compute theirs: it contributes nothing.
+        counts: False for an Idle batch.
         """
         if self.graphs is not None:
             # A single rank has all rows.

@@ -12,9 +12,8 @@ reporting/lines.py, and the content of a checkpoint in saving/saver.py.
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from itertools import chain
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from common.errors import LoaderError, PrintedByAnotherRank
 from common.settings import write_settings
 from common.wording import counted
 from dataset.batches import UpdateSchedule
-from dataset.loader import Loader, to_device
+from dataset.loader import Loader
 from trainer.advice import OUT_OF_MEMORY_ADVICE
-from trainer.engine import LOADER_FAILED, Outcome, Update
+from trainer.engine import LOADER_FAILED, Idle, Outcome, Update
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.compiling import keep_freed_memory
@@ -108,6 +107,7 @@ class Trainer:
             resumed = self.saver.resume() if self.settings.from_resume else None
             if resumed is not None:
                 self.progress = resumed
+                self.verifier.updates = resumed.update
             if self.finished and not self.progress.evaluation_due:
                 lines.report_already_done(self.job, self.progress, self.reporter)
                 self.saver.write_outputs(self.progress)
@@ -247,14 +247,16 @@ class Trainer:
         self.signals.arm()
         updates = self.loader.updates(plan.recipe, schedule)
         # A later failure is reported with an update. A rank without a first batch cannot take part in one, so the ranks ask each other.
-        with contextlib.suppress(LoaderError):
-            updates = chain([next(updates)], updates)
         if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
             raise LoaderError("no first batch, on this rank or another: `fit` raises the loader's own error")
         for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
             first_step = number_in_epoch * self.batching.micro_batches
             totals = plan.totals(first_row, end_row)
+            if self.engine.is_sharded and None in batches:
+                # A sharded model needs all ranks: without rows this one computes the first row of the update, which does not count.
+                idle = Idle(self.job.assembler[plan.recipe(range(first_row, first_row + 1))])
+                batches = [idle if batch is None else batch for batch in batches]
             update = Update(
                 number=progress.update + 1,
                 epoch=progress.epoch,
@@ -268,16 +270,10 @@ class Trainer:
             rate = self.job.learning_rate(update, progress)
             if not self.updates_here:
                 self.tell_raised_rate(rate)
-            self.verifier.check_at_rest()
-            last = len(batches) - 1
-            compute = [partial(self.compute, batch, update, totals, n == last) for n, batch in enumerate(batches)]
-            # The requests are made once, even if the update is computed again.
-            end_update = partial(self.end_update, rate, cache(self.requests))
-            for micro_batch, _ in enumerate(self.verifier.compute(update.number, compute, end_update)):
+            for step, _ in enumerate(self.verifier.train(batches, totals, rate, self.requests), start=first_step):
                 progress.step += 1
-                if micro_batch < last:
-                    self.log(update, first_step + micro_batch, rate)
-            self.verifier.remember()
+                if step < update.last_step:
+                    self.log(update, step, rate)
             stop_request = self.after_update(update, rate)
             if stop_request:
                 # this rank's own signal if it received one, else that of another rank
@@ -292,19 +288,6 @@ class Trainer:
         before = float(group["lr"]) / group.get("lr_scale", 1.0)
         if self.progress.update and rate > 2.01 * before > 0:
             self.reporter.say(f"note: the learning rate was {before:.2g} at the save, this start makes it {rate:.2g}")
-
-    def compute(self, batch: Any, update: Update, totals: Any, is_last: bool) -> None:
-        """Compute a micro-batch. batch: None if this rank has no rows in it, in the last ones of an epoch."""
-        if batch is not None:
-            self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
-        elif self.engine.is_sharded:
-            # A sharded model needs all ranks: this one computes the first row of the update, which does not count.
-            assert self.plan is not None
-            row = self.job.assembler[self.plan.recipe(range(update.first_row, update.first_row + 1))]
-            self.engine.micro_batch(to_device(row, self.device), totals, last=is_last, counts=False)
-
-    def end_update(self, rate: float, requests: Callable[[], tuple[int, bool]]) -> None:
-        self.engine.update(rate, *requests())
 
     def requests(self) -> tuple[int, bool]:
         """This rank's requests to all ranks, sent with the update's one message: (stop, save).

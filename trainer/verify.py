@@ -10,6 +10,7 @@ A rank checks its own part. Only the computing again needs all ranks, since they
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.wording import announce, counted
-from trainer.engine import Engine
+from trainer.engine import Engine, Requests
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks
 
@@ -109,19 +110,17 @@ class Verifier:
         self.tensors: dict[str, torch.Tensor] = {}
         self.copies: list[torch.Tensor] = []
         self.checksums: list[int] = []
-        # Updates of this process, and after how many of them this rank last had a fault at rest
+        # Updates of the run, set by a resume, and after how many of them this rank last had a fault at rest
         self.updates = 0
         self.last_fault = -2
         # ranks with a fault in the last update that was computed twice
         self.faulty: set[int] = set()
 
     def remember(self) -> None:
-        """Call after each update."""
-        if self.every:
-            self.tensors = self.engine.weights_and_moments()
-            self.checksums = checksums(self.tensors.values())
-            self._copy()
-            self.updates += 1
+        """Take the weights and moments as right."""
+        self.tensors = self.engine.weights_and_moments()
+        self.checksums = checksums(self.tensors.values())
+        self._copy()
 
     def _copy(self) -> None:
         if len(self.copies) == len(self.tensors):
@@ -148,11 +147,11 @@ class Verifier:
 
         Errors: UserError if the copy has changed too, or if this happened before the last update too.
         """
-        if self.every and not self.tensors:
-            # The first update of this process; the weights are new or from a checkpoint, whose digest was checked.
-            self.remember()
         if not self.every:
             return False
+        if not self.tensors:
+            # The first update of this process; the weights are new or from a checkpoint, whose digest was checked.
+            self.remember()
         for name, array in arrays_of(self.held(), "", set()):
             # Kept here, so that no later array gets its address.
             if name not in self.arrays or self.arrays[name][0].data_ptr() != array.data_ptr():
@@ -187,26 +186,22 @@ class Verifier:
         if len(tensors) > len(self.copies):
             torch._foreach_zero_(tensors[len(self.copies) :])
 
-    def compute(
-        self, number: int, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]
-    ) -> Iterator[None]:
-        """Compute an update. Yields once for each micro-batch, when its sums are in the engine.
-
-        Errors: as `_until_two_agree`.
-        """
-        if self.every and number % self.every == 0:
-            for log_sums in self._until_two_agree(number, micro_batches, end_update):
+    def train(self, batches: Sequence[Any], totals: Any, rate: float, requests: Requests) -> Iterator[None]:
+        """As Engine.train. Errors: as `check_at_rest` and `_until_two_agree`."""
+        self.check_at_rest()
+        self.updates += 1
+        # The requests are made once, even if the update is computed again.
+        compute = partial(self.engine.train, batches, totals, rate, cache(requests))
+        if not self.every or self.updates % self.every:
+            yield from compute()
+        else:
+            for log_sums in self._until_two_agree(compute):
                 self.engine.sums += log_sums
                 yield
-        else:
-            for compute in micro_batches:
-                compute()
-                yield
-            end_update()
+        if self.every:
+            self.remember()
 
-    def _until_two_agree(
-        self, number: int, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]
-    ) -> list[torch.Tensor]:
+    def _until_two_agree(self, compute: Callable[[], Iterator[None]]) -> list[torch.Tensor]:
         """Compute an update until two results agree on every rank. A collective. Returns the sums of each micro-batch for the log.
 
         The sums of the engine stay as they are. Errors: UserError if three results differ, or if a rank had a fault in the check
@@ -222,11 +217,11 @@ class Verifier:
         has_own_fault = agree = False
         for attempt in range(3):
             if attempt:
-                self._restore(f"rank {self.ranks.rank} on {socket.gethostname()!r}: a fault in update {number}")
+                self._restore(f"rank {self.ranks.rank} on {socket.gethostname()!r}: a fault in update {self.updates}")
                 engine.scaler.load_state_dict(scaler)
                 set_rng_state(random, engine.device)
                 engine.outcome.copy_(outcome)
-            result = self._attempt(micro_batches, end_update)
+            result = self._attempt(compute)
             for before in results:
                 change = changes(result.tensors, before.tensors)
                 is_own = result.own != before.own
@@ -243,20 +238,19 @@ class Verifier:
             # no fault
             self.faulty = set()
         else:
-            self._report(number, own_change, has_own_fault, agree)
+            self._report(own_change, has_own_fault, agree)
         return result.log_sums
 
-    def _attempt(self, micro_batches: Sequence[Callable[[], None]], end_update: Callable[[], None]) -> Result:
+    def _attempt(self, compute: Callable[[], Iterator[None]]) -> Result:
         """Compute the update once. The tensors are the engine's, not copies."""
         engine, log_sums = self.engine, []
         own: list[torch.Tensor] = []
         if engine.reducer is not None:
             engine.reducer.watch = lambda gradient: own.append(bits(gradient).sum())
-        for compute in micro_batches:
-            engine.sums.zero_()
-            compute()
+        engine.sums.zero_()
+        for _ in compute():
             log_sums.append(engine.sums.clone())
-        end_update()
+            engine.sums.zero_()
         if engine.reducer is not None:
             engine.reducer.watch = None
         evidence = [*chain.from_iterable(bits(sums).tolist() for sums in log_sums), *map(int, own)]
@@ -264,8 +258,8 @@ class Verifier:
         tensors = {**engine.weights_and_moments(), "the gradient's norm": engine.outcome[:3].clone()}
         return Result(log_sums, evidence, tensors)
 
-    def _report(self, number: int, change: str, has_own_fault: bool, agree: bool) -> None:
-        """Name the ranks with a fault in update `number`. A collective; see `_until_two_agree` for the arguments and errors.
+    def _report(self, change: str, has_own_fault: bool, agree: bool) -> None:
+        """Name the ranks with a fault in this update. A collective; see `_until_two_agree` for the arguments and errors.
 
         A wrong gradient gives all ranks wrong weights. So if the own work of some ranks differs, these are the ones.
         """
@@ -277,7 +271,7 @@ class Verifier:
         # A sharded model passes gradients on unseen: without a rank's own evidence any of these may have made the wrong one.
         faulty = faulty or {rank for rank, (_, changed, _) in enumerate(ranks) if changed}
         where = "; ".join(f"rank {rank} on {ranks[rank][0]!r}: {ranks[rank][1]}" for rank in sorted(faulty))
-        line = f"update {number}, computed again from the same state, gave other bits ({where})"
+        line = f"update {self.updates}, computed again from the same state, gave other bits ({where})"
         again_on = " or ".join(str(rank) for rank in sorted(faulty & self.faulty))
         self.faulty = faulty
         if again_on or not agree:
