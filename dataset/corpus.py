@@ -1,9 +1,20 @@
-"""The data of a run: training documents, held-out documents, and the plan of each epoch."""
+"""The data of a run: training documents, held-out documents, and the plan of each epoch.
+
+From a file to a batch, in five steps:
+
+    file -> text    split_into_blocks   dataset/reading/documents.py    finds the documents of a file of any kind
+    text -> ids     DocumentEncoder     dataset/tokenizing/encoder.py   BOS, the ids of a text, EOS
+    ids -> store    open_or_build       dataset/store/build.py          calls these two once; later runs map its files into memory
+    store -> rows   Corpus.plan         dataset/packing.py              which documents share row r of an epoch, and in which order
+    rows -> batch   Corpus.assembler    dataset/batches.py              ids, targets and positions, in processes of loader.py
+
+Shares of several sources decide in the fourth step which documents an epoch takes (dataset/mixture.py).
+"""
 
 import copy
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +34,18 @@ from dataset.store.deduplicate import copies_among
 from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
+# Arguments of a Corpus that are flags of the same names
+FLAGS = (
+    "max_seq_len",
+    "seed",
+    "pack",
+    "long_documents",
+    "val_path",
+    "val_fraction",
+    "allow_val_overlap",
+    "deduplicate",
+    "epochs",
+)
 # largest error of a share without a warning: whole documents seldom add up to it exactly
 SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
@@ -47,6 +70,10 @@ class Corpus:
     # error texts for epochs without rows and for validation documents without targets
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
+    # conversations, with a loss on the answers only
+    trains_answers = False
+    # flags to check if a resume finds other data
+    data_flags = "--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate"
     # masks the targets of a batch that are not trained; None: all are trained
     target_filter: TargetFilter | None = None
 
@@ -130,6 +157,14 @@ class Corpus:
         self.shares_change = self.mixture is not None and self.mixture.shares_change
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
+
+    @classmethod
+    def of(
+        cls, settings: TextSettings, data_path: Sequence[str | Source], encoder: DocumentEncoder, **options: Any
+    ) -> Self:
+        """The data that a command's settings ask for. options: arguments that are no flags."""
+        flags = {name: getattr(settings, name) for name in FLAGS if hasattr(settings, name)}
+        return cls(data_path, encoder, settings, **flags, **options)
 
     def _lengths(self, encoder: DocumentEncoder, documents: Ints) -> Ints:
         """Tokens of some documents; of conversations those in a row, since what exceeds it is cut off."""

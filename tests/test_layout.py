@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from common.settings import SettingsParser
+from dataset.corpus import FLAGS as CORPUS_FLAGS
 from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
 from encoders.glue.settings import GlueSettings, PublishedFlags
 from tests.helpers import ROOT
@@ -145,6 +146,8 @@ def test_every_flag_is_read(kind):
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
+    by_name |= set(CORPUS_FLAGS) if "Corpus.of(settings" in text or "corpus.of(settings" in text else set()
+    assert set(CORPUS_FLAGS) <= flags or kind is not PretrainSettings
     assert flags - read - by_name == set()
     assert all(action.help for action in actions)
 

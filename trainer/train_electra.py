@@ -28,7 +28,7 @@ if __name__ == "__main__":
     # Answers --help and wrong flags before torch is imported, which takes seconds. `main` reads the flags again.
     ElectraSettings.parse()
 
-from encoders.electra.job import ElectraJob
+from encoders.electra.job import ElectraJob, open_run
 from encoders.electra.settings import ElectraSettings, batch_size_of
 from trainer.job import RunContext
 from trainer.launch import launch
@@ -54,7 +54,7 @@ def shareable_batch(settings: ElectraSettings) -> ShareableBatch:
 
 
 def train(settings: ElectraSettings, run_context: RunContext) -> int:
-    return Trainer(ElectraJob(settings, run_context), run_context).run()
+    return Trainer(ElectraJob(open_run(settings, run_context)), run_context).run()
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ class ChatCorpus(Corpus):
 
     nothing_to_train = "no answer starts within --max_seq_len, which may be too small"
     nothing_to_evaluate = nothing_to_train
+    trains_answers = True
+    data_flags = "--data_path, --skip_bad_lines, --deduplicate"
 
     def __init__(
         self, data_path: Sequence[str | Source], encoder: ChatEncoder, reading: TextSettings, **options: Any

@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ VOCABULARY = "vocabulary"
 VOCABULARY_ENTRIES = 8192
 # bytes of text that it is trained on
 SAMPLE_BYTES = 60e6
+# Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
+VAL_SEED = 0
 # config fields that may differ at a resume
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
 # weight of the discriminator's loss, as published
@@ -55,9 +58,69 @@ DISC_WEIGHT = 50.0
 AUC_BINS = 200
 MAX_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
-# Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
-VAL_SEED = 0
 VAL_METRICS = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of. dtype: of matrix products. notices: lines for the user. stem: path of the run's files without suffix.
+    examples: of the training documents. held_out: of the validation documents; None: there are none.
+    """
+
+    settings: ElectraSettings
+    run_context: RunContext
+    dtype: torch.dtype
+    notices: list[str]
+    stem: Path
+    tokenizer: PreTrainedTokenizerBase
+    encoder: LineEncoder
+    corpus: Corpus
+    model: ElectraPretrainer
+    examples: Examples
+    held_out: Examples | None
+
+
+def open_run(settings: ElectraSettings, run_context: RunContext) -> Parts:
+    """Open everything that can fail, quick steps first. A collective. Errors: UserError, in one line, for flags that do not fit."""
+    ranks = run_context.ranks
+    dtype, notices = pick_dtype(settings.dtype, run_context.device)
+    if settings.batch_size and settings.rows_per_update:
+        # The number of micro-batches follows.
+        notices += warnings_of(settings, {"accumulation_steps": "--batch_size and --rows_per_update are given"})
+    settings.batch_size = batch_size_of(settings, ranks.micro_batches_at_once)
+    with user_errors():
+        # From here on no other run may write these files.
+        folder = Path(settings.out_dir) / f"electra_{settings.size}"
+        stem = folder / folder.name
+        lock_files(ranks, stem, sized=True)
+        if settings.seed is None:
+            settings.seed = on_main(ranks, lambda: draw_seed(settings, stem))
+        # The same seed on all ranks, so that all start with the same weights.
+        seed_everything(settings.seed)
+        data_path = settings.data_path or [str(build_embedded_corpus())]
+        if settings.deduplicate == NEAR:
+            # Before the vocabulary is trained, which takes a while.
+            rensa_library()
+        tokenizer = open_vocabulary(settings, data_path, stem, ranks)
+        encoder = LineEncoder(tokenizer)
+        # Training and held-out text. The plans of a Corpus are for language models and not used here.
+        corpus = first_rank_first(
+            ranks,
+            lambda: Corpus.of(settings, [Source(data_path)], encoder, progress=ranks.is_main),
+        )
+        model = init_model(settings, tokenizer)
+        # Saved with the networks, so that a pipeline knows where to truncate a long text.
+        tokenizer.model_max_length = model.discriminator.config.max_position_embeddings
+        # Pretraining gives the second part of a pair another type.
+        return_segments(tokenizer)
+        T, sep, unknown = settings.max_seq_len, encoder.sep_id, tokenizer.unk_token_id
+        held_out = None
+        # Building examples reads all tokens.
+        with wait_for_all_ranks(ranks):
+            examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
+            if corpus.val_store is not None and corpus.val_documents is not None:
+                held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
+    return Parts(settings, run_context, dtype, notices, stem, tokenizer, encoder, corpus, model, examples, held_out)
 
 
 class ElectraJob(Job):
@@ -66,18 +129,15 @@ class ElectraJob(Job):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    def __init__(self, settings: ElectraSettings, run_context: RunContext) -> None:
+    def __init__(self, parts: Parts) -> None:
+        settings, ranks, corpus = parts.settings, parts.run_context.ranks, parts.corpus
+        self.parts = parts
         self.settings = settings
-        self.ranks = run_context.ranks
-        self.device = run_context.device
-        # Then the number of micro-batches follows, and --accumulation_steps has no effect.
-        self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
-        settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        self.batching = Batching.of(settings, self.ranks)
-        self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
-        self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
+        self.batching = Batching.of(settings, ranks)
+        self.model = parts.model
+        self.folder = parts.stem.parent
         self.files = RunFiles(
-            self.folder / self.folder.name,
+            parts.stem,
             {name: self.folder / name for name in NETWORKS},
             settings,
             # A newly trained vocabulary is written before the first update.
@@ -85,95 +145,32 @@ class ElectraJob(Job):
             # intermediate networks of an earlier run
             stale_patterns=["percent_*", "checkpoint-*[0-9]"],
         )
-        with user_errors():
-            # From here on no other run may write these files.
-            lock_files(self.ranks, self.files.stem, sized=True)
-            if settings.seed is None:
-                settings.seed = on_main(self.ranks, self._draw_seed)
-            # The same seed on all ranks, so that all start with the same weights.
-            seed_everything(settings.seed)
-            self.data_path = settings.data_path or [str(build_embedded_corpus())]
-            if settings.deduplicate == NEAR:
-                # Before the vocabulary is trained, which takes a while.
-                rensa_library()
-            self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
-            self.encoder = LineEncoder(self.tokenizer)
-            # Training and held-out text. The plans of a Corpus are for language models and not used here.
-            self.corpus = corpus = first_rank_first(
-                self.ranks,
-                lambda: Corpus(
-                    [Source(self.data_path)],
-                    self.encoder,
-                    settings,
-                    max_seq_len=settings.max_seq_len,
-                    seed=settings.seed,
-                    val_path=settings.val_path,
-                    val_fraction=settings.val_fraction,
-                    allow_val_overlap=settings.allow_val_overlap,
-                    deduplicate=settings.deduplicate,
-                    progress=self.ranks.is_main,
-                ),
-            )
-            self.model = init_model(settings, self.tokenizer)
-            # Saved with the networks, so that a pipeline knows where to truncate a long text.
-            self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
-            # Pretraining gives the second part of a pair another type.
-            return_segments(self.tokenizer)
-            if settings.gradient_checkpointing:
-                for network in self.model.networks():
-                    network.activation_checkpointing_enable({"use_reentrant": False})
-            self.model.train()
-            self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
-            T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
-            masking = settings.mask_share, settings.mask_style
-            self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, *masking, settings.seed)
-            # Held-out documents in the order of the data, with fixed masks
-            self.val_plan: ElectraPlan | None = None
-            # Building examples reads all tokens.
-            with wait_for_all_ranks(self.ranks):
-                self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
-                if corpus.val_store is not None and corpus.val_documents is not None:
-                    held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
-                    self.val_plan = ElectraPlan(held_out, settings.mask_share, VAL_SEED, 0, shuffle=False)
-                    self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, *masking, VAL_SEED)
-        row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
-        # values that must be the same at a resume
-        entries = {
-            "tokenizer": self.encoder.fingerprint[:16],
-            "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": {
-                f"{name} {field}": value
-                for name, network in zip(NETWORKS, self.model.networks(), strict=True)
-                for field, value in network.config.to_diff_dict().items()
-                if field not in NOT_COMPARED
-            },
-            "row layout": {name: getattr(settings, name) for name in row_layout} | self.corpus.part_layout,
-            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
-        }
-        flags_to_check = {
-            "data": "--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate",
-            "tokenizer": "--vocab_path",
-        }
-        self.identity = Identity(entries, flags_to_check, ignored_on_resume=("init_std",))
+        self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
+        masking = parts.tokenizer, settings.max_seq_len, settings.mask_share, settings.mask_style
+        self.assembler = ElectraAssembler(corpus.store, *masking, settings.seed)
+        # Held-out documents in the order of the data, with fixed masks
+        self.val_plan: ElectraPlan | None = None
+        if parts.held_out is not None and corpus.val_store is not None:
+            self.val_plan = ElectraPlan(parts.held_out, settings.mask_share, VAL_SEED, 0, shuffle=False)
+            self.val_assembler = ElectraAssembler(corpus.val_store, *masking, VAL_SEED)
+        self.identity = identity_of(parts)
         # From here on each rank has other random numbers (dropout).
-        seed_everything(settings.seed, self.ranks.rank)
-
+        seed_everything(settings.seed, ranks.rank)
         self.engine = make_engine(
             self.model,
             self.loss,
             settings,
             n_sums=N_SUMS,
-            identity={**entries, "validation data": corpus.validation_fingerprint},
+            identity={**self.identity.entries, "validation data": corpus.validation_fingerprint},
             shard=settings.shard,
-            dtype=self.dtype,
-            ranks=self.ranks,
-            device=self.device,
+            dtype=parts.dtype,
+            ranks=ranks,
+            device=parts.run_context.device,
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
         # One rank per machine checks the tokens: all have the same files.
-        if self.ranks.local_rank == 0:
-            self.digest_check = self.corpus.digest_check()
+        self.digest_check = corpus.digest_check() if ranks.local_rank == 0 else None
         # {update: percent} of --save_percents, the end included; and the updates of --save_steps
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
@@ -188,18 +185,10 @@ class ElectraJob(Job):
             data=corpus.validation_fingerprint,
         )
 
-    def _draw_seed(self) -> int:
-        """The seed of --seed None: random, or at a resume that of the run."""
-        stem = self.files.stem
-        saved = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
-        if saved is None:
-            return secrets.randbelow(2**32)
-        return ElectraSettings.parse(["--config", str(saved)]).seed
-
     # ------------------------------------------------------------------------------------------------- training
 
     def plan(self, epoch: int) -> ElectraPlan:
-        return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch)
+        return ElectraPlan(self.parts.examples, self.settings.mask_share, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         """(a micro-batch's part of the update's loss, 0-d; the sums to accumulate, see `sums_of`)."""
@@ -255,7 +244,7 @@ class ElectraJob(Job):
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
-            batch = to_device(self.val_assembler[plan.recipe(rows)], self.device)
+            batch = to_device(self.val_assembler[plan.recipe(rows)], engine.device)
             # Sampling depends only on the batch.
             torch.manual_seed(VAL_SEED + number)
             with engine.autocast():
@@ -274,7 +263,7 @@ class ElectraJob(Job):
 
         All ranks compute it: a sharded model needs all of them. It is so short that a stop signal waits for the next update.
         """
-        batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
+        batch = to_device(self.assembler[self.plan(0).recipe(range(1))], engine.device)
         with evaluation_mode(engine), engine.autocast():
             # The same random numbers each time, so that only the networks change.
             torch.manual_seed(VAL_SEED)
@@ -283,10 +272,11 @@ class ElectraJob(Job):
         ids, corrupted, replaced = (row[0, :length].tolist() for row in (batch.ids, output.corrupted, output.replaced))
         probabilities = output.disc_logits[0, :length].float().sigmoid().tolist()
         masked = batch.positions[0][batch.labels[0] != IGNORE].tolist()
-        original, written = map(self.tokenizer.convert_ids_to_tokens, (ids, corrupted))
+        tokenizer = self.parts.tokenizer
+        original, written = map(tokenizer.convert_ids_to_tokens, (ids, corrupted))
         line = "{:<9} {:<16} {:<16} {:<9} {:<10} {}".format
-        text = str(self.tokenizer.decode(ids))
-        lines = [text, str(self.tokenizer.decode(corrupted))]
+        text = str(tokenizer.decode(ids))
+        lines = [text, str(tokenizer.decode(corrupted))]
         lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
         names = ("original", "replaced")
         right = 0
@@ -304,7 +294,7 @@ class ElectraJob(Job):
     def _write_vocabulary(self) -> None:
         # At a resume it was read from there.
         if not self.settings.vocab_path and not (self.folder / VOCABULARY).exists():
-            save_wordpiece(self.tokenizer, self.folder / VOCABULARY)
+            save_wordpiece(self.parts.tokenizer, self.folder / VOCABULARY)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks at the updates of --save_percents and --save_steps: the last ones to the run's folder,
@@ -325,12 +315,13 @@ class ElectraJob(Job):
                 state = {key.removeprefix(own): value for key, value in weights.items() if key.startswith(own)}
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
                     network.save_pretrained(temporary, state_dict=state)
-                    save_wordpiece(self.tokenizer, temporary)
+                    save_wordpiece(self.parts.tokenizer, temporary)
 
     # --------------------------------------------------------------------------------------------------- reports
 
     def overview(self, progress: Progress) -> RunOverview:
-        settings, corpus = self.settings, self.corpus
+        settings, parts, corpus = self.settings, self.parts, self.parts.corpus
+        ranks = parts.run_context.ranks
         plan = self.plan(progress.epoch)
         generator, discriminator = (network.config for network in self.model.networks())
         # Matrix products only: 2 per multiply-add forward, twice that backward. The generator's head works at masked positions.
@@ -338,7 +329,7 @@ class ElectraJob(Job):
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
         # FLOPs of this rank, padding included: it is computed too.
-        rows = self.batching.rows / self.ranks.world_size
+        rows = self.batching.rows / ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # Networks from files have other sizes.
@@ -349,7 +340,7 @@ class ElectraJob(Job):
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",
-            f"data: {counted(len(corpus.documents), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
+            f"data: {counted(len(corpus.documents), 'document')}, {int(parts.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full)",
         ]
         if self.val_plan is not None:
@@ -359,15 +350,14 @@ class ElectraJob(Job):
         reasons = {
             **dict.fromkeys(("init_std", "position_init", "dropout"), from_files),
             **dict.fromkeys(("eval_interval", "eval_batch_size"), unused),
-            "accumulation_steps": "--batch_size and --rows_per_update are given" if self.both_sizes_given else "",
             "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
         }
-        if discriminator.vocab_size > len(self.tokenizer):
+        if discriminator.vocab_size > len(parts.tokenizer):
             lines.append(
-                f"note: the networks' files have {discriminator.vocab_size:,} entries and the vocabulary {len(self.tokenizer):,}: "
+                f"note: the networks' files have {discriminator.vocab_size:,} entries and the vocabulary {len(parts.tokenizer):,}: "
                 "the others are never trained, or --vocab_path is that of another model"
             )
-        notices = [*self.precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, self.ranks)]
+        notices = [*parts.notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)]
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
@@ -395,10 +385,43 @@ class ElectraJob(Job):
         mode = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.batching.micro_rows, overview.plan.T)
         width = self.model.discriminator.config.hidden_size
-        return compile_blocks(self.model.compile_training, mode, self.device, shape, overview.flops, self.dtype, width)
+        engine = self.engine
+        return compile_blocks(
+            self.model.compile_training, mode, engine.device, shape, overview.flops, engine.dtype, width
+        )
+
+
+def identity_of(parts: Parts) -> Identity:
+    """What a resume must share with its run."""
+    settings = parts.settings
+    row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
+    return Identity(
+        entries={
+            "tokenizer": parts.encoder.fingerprint[:16],
+            "data": parts.corpus.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": {
+                f"{name} {field}": value
+                for name, network in zip(NETWORKS, parts.model.networks(), strict=True)
+                for field, value in network.config.to_diff_dict().items()
+                if field not in NOT_COMPARED
+            },
+            "row layout": {name: getattr(settings, name) for name in row_layout} | parts.corpus.part_layout,
+            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
+        },
+        flags_to_check={"data": parts.corpus.data_flags, "tokenizer": "--vocab_path"},
+        ignored_on_resume=("init_std",),
+    )
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary
+
+
+def draw_seed(settings: ElectraSettings, stem: Path) -> int:
+    """The seed of --seed None: random, or at a resume that of the run."""
+    saved = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
+    if saved is None:
+        return secrets.randbelow(2**32)
+    return ElectraSettings.parse(["--config", str(saved)]).seed
 
 
 def open_vocabulary(
@@ -428,7 +451,10 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
         generator, discriminator = (config_of_file(f"{name}_config", settings, tokenizer) for name in NETWORKS)
     else:
         generator, discriminator = configs_of_sizes(settings, len(tokenizer), tokenizer.pad_token_id)
-    return ElectraPretrainer(generator, discriminator, settings.sampling, settings.gen_smooth, settings.disc_smooth)
+    model = ElectraPretrainer(generator, discriminator, settings.sampling, settings.gen_smooth, settings.disc_smooth)
+    for network in model.networks() if settings.gradient_checkpointing else ():
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    return model
 
 
 def configs_of_sizes(

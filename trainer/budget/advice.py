@@ -43,7 +43,7 @@ def forecast_of(parts: Parts, first_plan: RowPlan, overview: RunOverview) -> For
     settings, config = parts.settings, parts.model.config
     # The law covers fresh dense models on documents, with AdamW or Muon.
     has_law = settings.optimizer in laws.MEASURED_OPTIMIZERS and settings.from_weight == "none"
-    is_known = has_law and not config.use_moe and not parts.kind.trains_answers
+    is_known = has_law and not config.use_moe and not parts.corpus.trains_answers
     # A run of seconds needs no curve.
     if not is_known or not parts.ranks.is_main or overview.flops < SHORT_RUN_FLOPS:
         return None

@@ -17,8 +17,7 @@ from trainer.pretrain.settings import DataSettings, PretrainSettings
 
 
 class TextKind(NamedTuple):
-    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. trains_answers: conversations, with a loss
-    on the answers only. data_flags: flags to check if a resume finds other data.
+    """Documents or conversations. make_encoder: builds the encoder of a tokenizer.
 
     default_file: default data. If that is absent, build_embedded writes an embedded corpus, unless it exists, and
     returns its path; embedded_description: its content.
@@ -26,8 +25,6 @@ class TextKind(NamedTuple):
 
     corpus: type[Corpus]
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
-    trains_answers: bool
-    data_flags: str
     default_file: Path
     build_embedded: Callable[[], Path]
     embedded_description: str
@@ -36,8 +33,6 @@ class TextKind(NamedTuple):
 DOCUMENTS = TextKind(
     Corpus,
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
-    trains_answers=False,
-    data_flags="--data_path, --text_field, --split_text, --skip_bad_lines, --deduplicate",
     default_file=ROOT / "dataset" / "pretrain_hq.jsonl",
     build_embedded=build_embedded_corpus,
     embedded_description="the documentation inside the installed Python",
@@ -50,23 +45,8 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
 
     Errors: DataError for text that the tokenizer does not know; UserError.
     """
-    rows = Batching.of(settings, ranks).rows
-    return kind.corpus(
-        data_of(settings, kind),
-        encoder,
-        settings,
-        max_seq_len=settings.max_seq_len,
-        seed=settings.seed,
-        pack=settings.pack,
-        long_documents=settings.long_documents,
-        val_path=settings.val_path,
-        val_fraction=settings.val_fraction,
-        allow_val_overlap=settings.allow_val_overlap,
-        deduplicate=settings.deduplicate,
-        epochs=settings.epochs,
-        n_rows=settings.max_updates * rows,
-        progress=ranks.is_main,
-    )
+    n_rows = settings.max_updates * Batching.of(settings, ranks).rows
+    return kind.corpus.of(settings, data_of(settings, kind), encoder, n_rows=n_rows, progress=ranks.is_main)
 
 
 def refuse_too_little_text(settings: PretrainSettings, corpus: Corpus) -> None:

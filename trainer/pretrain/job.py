@@ -101,7 +101,7 @@ class PretrainJob(Job):
         )
         if parts.prompts:
             # The answer to a question is shown without it.
-            with_prompt = not parts.kind.trains_answers
+            with_prompt = not corpus.trains_answers
             self.evaluation.samples = Sampler(
                 parts.tokenizer, parts.encoder, parts.prompts, settings.seed, with_prompt=with_prompt
             )
@@ -237,7 +237,7 @@ def identity_of(parts: Parts) -> Identity:
         },
         defaults={"architecture": {name: DECLARATIONS[name]["defaults"][config.generation] for name in ARCHITECTURE}},
         flags_to_check={
-            "data": parts.kind.data_flags,
+            "data": corpus.data_flags,
             # entries of layout(), see flatten_facts
             "row layout shares": "--data_path, --mixture",
             "row layout repeats": "--data_path, --mixture",

@@ -29,7 +29,7 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
     """first_plan: of epoch 0. epoch: the next one of `epochs`."""
     settings, ranks, corpus, batching = parts.settings, parts.ranks, parts.corpus, parts.batching
     config = parts.model.config
-    answers = parts.kind.trains_answers
+    answers = corpus.trains_answers
     plan = corpus.plan(epoch)
     n_rows = first_plan.n_rows * epochs
     if settings.max_updates:

@@ -33,7 +33,6 @@ class Parts:
     """
 
     settings: PretrainSettings
-    kind: TextKind
     ranks: Ranks
     device: torch.device
     dtype: torch.dtype
@@ -89,7 +88,6 @@ def open_run(
         notices += lines
     return Parts(
         settings=settings,
-        kind=kind,
         ranks=ranks,
         device=device,
         dtype=dtype,

@@ -10,8 +10,6 @@ from trainer.sft.settings import USUAL_FILE
 CONVERSATIONS = TextKind(
     ChatCorpus,
     lambda tokenizer, settings: ChatEncoder(tokenizer),
-    trains_answers=True,
-    data_flags="--data_path, --skip_bad_lines, --deduplicate",
     default_file=ROOT / "dataset" / USUAL_FILE,
     build_embedded=build_embedded_questions,
     embedded_description="questions on the documentation inside the installed Python",

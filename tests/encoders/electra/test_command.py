@@ -208,7 +208,7 @@ def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp
     found = job.model.eval()(*batch)
     length = int(batch.lengths[0])
     first, second, *_, last = shown[-1]["text"].splitlines()
-    assert [first, second] == [job.tokenizer.decode(row[0, :length]) for row in (batch.ids, found.corrupted)]
+    assert [first, second] == [job.parts.tokenizer.decode(row[0, :length]) for row in (batch.ids, found.corrupted)]
     replaced, called = found.replaced[0, :length], found.disc_logits[0, :length] >= 0
     right = int((replaced == called).sum())
     assert last == f"{int(replaced.sum())} of {length} tokens are replaced; the discriminator is right on {right}"
@@ -241,7 +241,7 @@ def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch
     run = train(**data, **named, out_dir=tmp_path, max_steps=1, init_std=0.05, rows_per_update=4, accumulation_steps=3)
     for network, wanted in ((run.job.model.generator, GENERATOR), (run.job.model.discriminator, DISCRIMINATOR)):
         assert {name: getattr(network.config, name) for name in wanted} == wanted
-        assert network.config.vocab_size == len(run.job.tokenizer)
+        assert network.config.vocab_size == len(run.job.parts.tokenizer)
     assert run.job.model.generator.electra.embeddings is run.job.model.discriminator.electra.embeddings
     printed = capsys.readouterr().out
     assert "--init_std 0.05 has no effect: the networks" in printed and "--accumulation_steps 3 has no" in printed
@@ -254,7 +254,7 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path, capsys)
     run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path, fields, {**fields, "is_decoder": True}))
     config = run.job.model.discriminator.config
     assert {name: getattr(config, name) for name in own} == own and not config.is_decoder
-    note = f"note: the networks' files have 50 entries and the vocabulary {len(run.job.tokenizer)}:"
+    note = f"note: the networks' files have 50 entries and the vocabulary {len(run.job.parts.tokenizer)}:"
     assert note in capsys.readouterr().out
     changed = files(tmp_path, fields, {**fields, "hidden_act": "gelu"})
     with pytest.raises(UserError, match="another architecture"):

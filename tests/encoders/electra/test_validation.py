@@ -119,7 +119,7 @@ def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):  # noqa: F811
     plans = [job.plan(0), job.val_plan]
     trained, evaluated = ({*plan.documents_of(0, plan.n_rows)} for plan in plans)
     assert trained and evaluated and not trained & evaluated
-    assert trained | evaluated == set(range(len(job.corpus.store)))
+    assert trained | evaluated == set(range(len(job.parts.corpus.store)))
     assert f"validation: {job.val_plan.n_rows} examples" in capsys.readouterr().out
     assert train(**options, max_steps=3, from_resume=1).progress.update == 3
     assert "the learning rate was" not in capsys.readouterr().out, "it rises from 0"
