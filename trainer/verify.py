@@ -43,7 +43,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def checksums(tensors: Collection[torch.Tensor]) -> list[int]:
     """The sum of the bit patterns of each tensor, modulo 2 ** 64: a flipped bit changes it."""
-    return torch.stack([bits(tensor).sum() for tensor in tensors]).tolist()
+    sums = [bits(tensor).sum() for tensor in tensors]
+    # Read only when all are queued on the device.
+    return [int(total) for total in sums]
 
 
 def changes(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str:
@@ -83,6 +85,14 @@ def arrays_of(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torc
         yield from arrays_of(part, f"{name}.{key}".lstrip("."), seen)
 
 
+class Known(NamedTuple):
+    """A tensor that must stay as it is, with what it must be."""
+
+    tensor: torch.Tensor
+    copy: torch.Tensor
+    checksum: int
+
+
 class Result(NamedTuple):
     """What one computation of an update gave.
 
@@ -103,13 +113,9 @@ class Verifier:
         self.engine = engine
         self.every = every
         self.held = held
-        # {name: (array, copy, checksums)}
-        self.arrays: dict[str, tuple[torch.Tensor, torch.Tensor, list[int]]] = {}
         self.ranks = engine.ranks
-        # Weights and moments, a copy of each, and its checksum after the last update
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.copies: list[torch.Tensor] = []
-        self.checksums: list[int] = []
+        # by name: weights and moments after the last update, and arrays, kept here so that no later one gets the address
+        self.known: dict[str, Known] = {}
         # Updates of the run, set by a resume, and after how many of them this rank last had a fault at rest
         self.updates = 0
         self.last_fault = -2
@@ -118,15 +124,10 @@ class Verifier:
 
     def remember(self) -> None:
         """Take the weights and moments as right."""
-        self.tensors = self.engine.weights_and_moments()
-        self.checksums = checksums(self.tensors.values())
-        self._copy()
-
-    def _copy(self) -> None:
-        if len(self.copies) == len(self.tensors):
-            torch._foreach_copy_(self.copies, [*self.tensors.values()])
-        else:
-            self.copies = [tensor.clone() for tensor in self.tensors.values()]
+        tensors = self.engine.weights_and_moments()
+        for (name, tensor), checksum in zip(tensors.items(), checksums(tensors.values()), strict=True):
+            copy = self.known[name].copy if name in self.known else torch.empty_like(tensor)
+            self.known[name] = Known(tensor, copy.copy_(tensor), checksum)
 
     def at_rest(self, compute: Callable[[], T]) -> T:
         """The result of something that only reads weights; if memory has changed meanwhile, that of a second time. A collective."""
@@ -149,19 +150,16 @@ class Verifier:
         """
         if not self.every:
             return False
-        if not self.tensors:
+        if not self.known:
             # The first update of this process; the weights are new or from a checkpoint, whose digest was checked.
             self.remember()
         for name, array in arrays_of(self.held(), "", set()):
-            # Kept here, so that no later array gets its address.
-            if name not in self.arrays or self.arrays[name][0].data_ptr() != array.data_ptr():
-                self.arrays[name] = array, array.clone(), checksums([array])
-        if self._is_intact(self.tensors.values()):
+            if name not in self.known or self.known[name].tensor.data_ptr() != array.data_ptr():
+                self.known[name] = Known(array, array.clone(), *checksums([array]))
+        if self._is_intact():
             return False
-        now, before = dict(self.tensors), dict(zip(self.tensors, self.copies, strict=True))
-        for name, (array, copy, _) in self.arrays.items():
-            now[name], before[name] = array, copy
-        what = changes(now, before)
+        known = self.known.items()
+        what = changes({name: one.tensor for name, one in known}, {name: one.copy for name, one in known})
         where = f"rank {self.ranks.rank} on {socket.gethostname()!r}: between two updates its memory has changed {what}"
         if self.updates - self.last_fault <= 1:
             raise UserError(f"{where}, the second time in a row; {ADVICE}")
@@ -170,21 +168,19 @@ class Verifier:
         announce(f"warning: {where}; put back from a copy")
         return True
 
-    def _is_intact(self, tensors: Collection[torch.Tensor]) -> bool:
-        """Whether these weights and moments have the checksums of the last update, and the arrays theirs."""
-        arrays = all(checksums([array]) == total for array, _, total in self.arrays.values())
-        return arrays and checksums(tensors) == self.checksums
+    def _is_intact(self) -> bool:
+        known = self.known.values()
+        return checksums([one.tensor for one in known]) == [one.checksum for one in known]
 
     def _restore(self, where: str) -> None:
-        """Weights and moments as `remember` has seen them, and the arrays; moments that an update has made since are 0 again."""
-        tensors = [*self.engine.weights_and_moments().values()]
-        torch._foreach_copy_(tensors[: len(self.copies)], self.copies)
-        for array, copy, _ in self.arrays.values():
-            array.copy_(copy)
-        if not self._is_intact(tensors[: len(self.copies)]):
+        """Take all that is known from the copies; moments that an update has made since are 0 again."""
+        for tensor, copy, _ in self.known.values():
+            tensor.copy_(copy)
+        if not self._is_intact():
             raise UserError(f"{where}, and the copy of it; {ADVICE}")
-        if len(tensors) > len(self.copies):
-            torch._foreach_zero_(tensors[len(self.copies) :])
+        for name, tensor in self.engine.weights_and_moments().items():
+            if name not in self.known:
+                tensor.zero_()
 
     def train(self, batches: Sequence[Any], totals: Any, rate: float, requests: Requests) -> Iterator[None]:
         """As Engine.train. Errors: as `check_at_rest` and `_until_two_agree`."""
@@ -207,8 +203,9 @@ class Verifier:
         The sums of the engine stay as they are. Errors: UserError if three results differ, or if a rank had a fault in the check
         before too.
         """
-        # A fault in the copy itself goes unnoticed until it is used.
-        self._copy()
+        for tensor, copy, _ in self.known.values():
+            # A fault in the copy itself goes unnoticed until it is used.
+            copy.copy_(tensor)
         engine = self.engine
         sums, outcome = engine.sums.clone(), engine.outcome.clone()
         scaler, random = engine.scaler.state_dict(), rng_state(engine.device)

@@ -89,7 +89,7 @@ def flipped_bits(seed=0, at_rest=lambda update: False, computed=lambda check: Fa
     def remembering(verifier):
         remember(verifier)
         if is_here and at_rest(next(updates)):
-            flip(chance.choice([*verifier.tensors.values()]), chance)
+            flip(chance.choice([*verifier.engine.weights_and_moments().values()]), chance)
             flipped.append("at rest")
 
     with mock.patch.multiple(Verifier, _until_two_agree=computing, _attempt=attempting, remember=remembering):
