@@ -18,6 +18,63 @@ if TYPE_CHECKING:
     import torch
 
 
+class UpdateSchedule(NamedTuple):
+    """Assigns the rows of an epoch to updates, micro-batches and ranks.
+
+    Each update takes the next `update_rows` rows. The first one starts at `start_row`, the end of an earlier update, which may have
+    had another number. The last update of the epoch takes the rest in as few micro-batches as possible; a rank may have a
+    short or an empty slice there. Updates are numbered within the epoch, including those before start_row.
+
+    Rows are dealt micro_rows at a time, first across the ranks and then to the next micro-batch, so that ranks have about
+    the same number of rows at the end of an epoch too. 11 rows with update_rows 8, micro_rows 2 and world_size 2:
+
+        update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
+                   micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
+        update 1   micro-batch 0   rank 0: rows 8 9   rank 1: row 10
+
+    The rows of an update do not depend on the ranks, so another number of them trains the same updates.
+    """
+
+    n_rows: int
+    update_rows: int  # of an update, over all ranks
+    micro_rows: int  # of a micro-batch on one rank
+    world_size: int = 1
+    start_row: int = 0
+
+    def rows(self, update: int) -> tuple[int, int]:
+        """The global rows (lo, hi) of an update."""
+        lo = self.start_row + (update - self.first_update) * self.update_rows
+        return lo, min(lo + self.update_rows, self.n_rows)
+
+    def micro_batches(self, rows: int) -> int:
+        """Micro-batches of an update of so many rows, the same number on every rank."""
+        return math.ceil(rows / (self.micro_rows * self.world_size))
+
+    def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
+        """The rows (lo, hi) of each micro-batch of an update on one rank; empty if lo == hi."""
+        lo, hi = self.rows(update)
+        for micro in range(self.micro_batches(hi - lo)):
+            at = lo + (micro * self.world_size + rank) * self.micro_rows
+            yield min(at, hi), min(at + self.micro_rows, hi)
+
+    @property
+    def first_update(self) -> int:
+        """The number of the update that starts at start_row."""
+        return math.ceil(self.start_row / self.update_rows)
+
+    @property
+    def n_updates(self) -> int:
+        """Updates of the epoch, those before start_row included."""
+        return self.first_update + math.ceil((self.n_rows - self.start_row) / self.update_rows)
+
+    @property
+    def n_steps(self) -> int:
+        """Micro-batches (of one rank) of the epoch, those before start_row included."""
+        # Full updates from start_row on, and a last one, which may have fewer micro-batches.
+        full, rest = divmod(self.n_rows - self.start_row, self.update_rows)
+        return (self.first_update + full) * self.micro_batches(self.update_rows) + self.micro_batches(rest)
+
+
 class Batch(NamedTuple):
     """int64 tensors [R, T], or NumPy's arrays, and two counts.
 
@@ -86,60 +143,3 @@ class Assembler:
                 at = end
         batch = Batch._make([inputs, targets, documents, positions, int(recipe.pairs.sum()), len(recipe.pairs)])
         return batch if self.target_filter is None else self.target_filter(batch)
-
-
-class UpdateSchedule(NamedTuple):
-    """Assigns the rows of an epoch to updates, micro-batches and ranks.
-
-    Each update takes the next `update_rows` rows. The first one starts at `start_row`, the end of an earlier update, which may have
-    had another number. The last update of the epoch takes the rest in as few micro-batches as possible; a rank may have a
-    short or an empty slice there. Updates are numbered within the epoch, including those before start_row.
-
-    Rows are dealt micro_rows at a time, first across the ranks and then to the next micro-batch, so that ranks have about
-    the same number of rows at the end of an epoch too. 11 rows with update_rows 8, micro_rows 2 and world_size 2:
-
-        update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
-                   micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
-        update 1   micro-batch 0   rank 0: rows 8 9   rank 1: row 10
-
-    The rows of an update do not depend on the ranks, so another number of them trains the same updates.
-    """
-
-    n_rows: int
-    update_rows: int  # of an update, over all ranks
-    micro_rows: int  # of a micro-batch on one rank
-    world_size: int = 1
-    start_row: int = 0
-
-    @property
-    def first_update(self) -> int:
-        """The number of the update that starts at start_row."""
-        return math.ceil(self.start_row / self.update_rows)
-
-    @property
-    def n_updates(self) -> int:
-        """Updates of the epoch, those before start_row included."""
-        return self.first_update + math.ceil((self.n_rows - self.start_row) / self.update_rows)
-
-    @property
-    def n_steps(self) -> int:
-        """Micro-batches (of one rank) of the epoch, those before start_row included."""
-        # Full updates from start_row on, and a last one, which may have fewer micro-batches.
-        full, rest = divmod(self.n_rows - self.start_row, self.update_rows)
-        return (self.first_update + full) * self.micro_batches(self.update_rows) + self.micro_batches(rest)
-
-    def micro_batches(self, rows: int) -> int:
-        """Micro-batches of an update of so many rows, the same number on every rank."""
-        return math.ceil(rows / (self.micro_rows * self.world_size))
-
-    def rows(self, update: int) -> tuple[int, int]:
-        """The global rows (lo, hi) of an update."""
-        lo = self.start_row + (update - self.first_update) * self.update_rows
-        return lo, min(lo + self.update_rows, self.n_rows)
-
-    def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
-        """The rows (lo, hi) of each micro-batch of an update on one rank; empty if lo == hi."""
-        lo, hi = self.rows(update)
-        for micro in range(self.micro_batches(hi - lo)):
-            at = lo + (micro * self.world_size + rank) * self.micro_rows
-            yield min(at, hi), min(at + self.micro_rows, hi)

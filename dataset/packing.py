@@ -37,7 +37,11 @@ def naive_rows(lengths: Sequence[int], T: int, bits: np.random.PCG64) -> list[li
     # Best-fit decreasing, as in https://arxiv.org/abs/2404.10830: from the longest to the shortest, each piece goes into the
     # fullest row that has room for it, or else into a new row. Of equally full rows, those filled with the same lengths are a
     # group: the newest group comes first (groups are numbered from 0 down, 1: empty rows), and of its rows the first. Any other
-    # rule fills the rows as well; this one is that of `best_fit`, which knows only lengths.
+    # rule fills the rows as well; this one is that of `best_fit`, which knows only lengths. Pieces of 9 6 6 3 3 2 2, T = 11:
+    #
+    #     row 0   9 9 9 9 9 9 9 9 9 . .    Each row has two free positions when the first piece of 2 comes. Rows 1 and 2 are the
+    #     row 1   6 6 6 6 6 6 3 3 3 . .    newest group, filled with 6 and 3: the piece goes into row 1, and the next one into
+    #     row 2   6 6 6 6 6 6 3 3 3 . .    row 2. A third one would go into row 0.
     open_rows: list[list[tuple[int, int]]] = [[] for _ in range(T + 1)]  # [free positions]: a heap of (group, row)
     groups: dict[tuple[int, int], int] = {}
     rows: list[list[Piece]] = []

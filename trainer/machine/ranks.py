@@ -1,5 +1,7 @@
 """The ranks of a run: this process among them, how they join, work that one does for all, barriers, small messages.
 
+A *collective* is a call that waits for the same call of every other rank: all must make it, and in the same order.
+
 How an error of one rank ends all, also those that wait for it in a collective:
 - Work of rank 0 alone, such as choosing a checkpoint, goes through `on_main`: the message that all ranks wait for says whether it
   failed, so all of them exit, and rank 0 prints the line.

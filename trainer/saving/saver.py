@@ -34,7 +34,15 @@ GPU_MINUTES = 2.0
 
 
 class Saver:
-    """Saves a run, and resumes it from its checkpoints."""
+    """Saves a run, and resumes it from its checkpoints.
+
+    What: a checkpoint is all that a resume needs, whole tensors and the state of each rank. Beside it are the weights in half
+    precision for other programs, and those of the lowest validation loss.
+    Why: a run that is killed at any moment ends with the bits of an undisturbed one, also on another number of ranks. So rank 0
+    writes one file for all, which is intact or does not count (checkpoint.py), while training goes on.
+    Not taken: a file for each rank, which would tie a resume to as many ranks; weights alone, whose optimiser would begin again;
+    saving within the loop, where training would wait for the disk.
+    """
 
     def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job = job
