@@ -98,8 +98,7 @@ TargetFilter = Callable[[Batch], Batch]
 class Assembler:
     """assembler[recipe] is the Batch of a Recipe, in worker processes too.
 
-    It holds only the store, a mapped file that each process opens itself. A plan takes some bytes per document and
-    changes with each epoch; workers get recipes instead, the few numbers of the plan that one batch needs.
+    It holds only the store, a mapped file that each process opens itself; of a plan workers get recipes alone.
 
     n_rows: batches of fewer rows are padded with empty ones to this number, so that all have one shape. These change no
     count, and no sum over targets or documents. target_filter: masks some targets of a batch.

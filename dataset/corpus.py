@@ -253,16 +253,8 @@ class Corpus:
 
     def _epoch_plan(self, documents: Ints, epoch: int, trained_pairs: Ints | None = None) -> RowPlan:
         """The rows of some documents. epoch: seeds the random numbers, with the seed. trained_pairs: see EpochPlan."""
-        return EpochPlan(
-            self.store.offsets,
-            self.max_seq_len,
-            self.seed,
-            epoch,
-            pack=self.pack,
-            long_documents=self.long_documents,
-            documents=documents,
-            trained_pairs=trained_pairs,
-        )
+        layout = self.max_seq_len, self.seed, epoch, self.pack, self.long_documents
+        return EpochPlan(self.store.offsets, *layout, documents, trained_pairs=trained_pairs)
 
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. Errors: DataError if no document can be trained.

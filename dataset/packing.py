@@ -6,9 +6,8 @@ exactly once.
 
 `naive_rows` is the specification, one piece after the other. `EpochPlan` gives the same rows for millions of documents.
 
-A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone: every rank makes the same one
-without communication, and a position in it is one number, the row. It uses numpy's raw bit stream and sorts of distinct
-keys, whose results are the same in every numpy and on every machine.
+A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone. It uses numpy's raw bit stream and sorts of
+distinct keys, whose results are the same in every numpy and on every machine.
 
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """

@@ -28,7 +28,7 @@ from model.config import ModelConfig
 from model.loss import HeadSample
 from model.masks import Mask, first_keys
 from model.moe import MoEFeedForward
-from model.products import FeedForward, projections
+from model.products import FeedForward, apply_linears
 from model.pth_format import load_pth
 from model.static_cache import StaticCache
 
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
         # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
-        q, k, v = projections(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = apply_linears(x, self.q_proj, self.k_proj, self.v_proj)
         q = q.view(B, T, -1, self.head_dim)
         k = k.view(B, T, -1, self.head_dim)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, G, T, D]
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         y = layout.backend.attend(q, k, v, layout.mask, dropout)
         # = o_proj(y), whose weight gradient is faster when compiled
-        (y,) = projections(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
+        (y,) = apply_linears(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
         return y
 
 
@@ -218,6 +218,7 @@ class MiniMindModel(nn.Module):
         None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
+        # is_cheap: compiled on a GPU alone, where these few operations take less time than their launches
         cos, sin = backend.run(rope_tables, self.config, position_ids, is_cheap=True)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)

@@ -37,7 +37,7 @@ def is_plain(linear: nn.Module) -> bool:
     )
 
 
-def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
+def apply_linears(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
     """Apply several bias-free nn.Linear to x [..., I]: one tensor [..., O] for each.
 
     In compiled code this is one product with the concatenated weights, faster than several small ones.
@@ -88,6 +88,6 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = projections(x, self.gate_proj, self.up_proj)
-        (y,) = projections(F.silu(gate) * up, self.down_proj)
+        gate, up = apply_linears(x, self.gate_proj, self.up_proj)
+        (y,) = apply_linears(F.silu(gate) * up, self.down_proj)
         return self.dropout(y)

@@ -54,18 +54,14 @@ STOP_REQUESTS = (*stop_signals(), EVENT, LOADER_FAILED)
 class Update(NamedTuple):
     """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows`, over all ranks."""
 
-    # within the run, from 1
-    number: int
-    # from 0
-    epoch: int
+    number: int  # within the run, from 1
+    epoch: int  # from 0
     n_rows: int
     first_row: int
     end_row: int
-    # micro-batches, counted from 0 within the epoch
-    first_step: int
+    first_step: int  # micro-batches, counted from 0 within the epoch
     last_step: int
-    # trained tokens
-    targets: int
+    targets: int  # trained tokens
 
 
 class Outcome(NamedTuple):
@@ -74,16 +70,11 @@ class Outcome(NamedTuple):
     # updates skipped so far: in total, and since the last good one (not counting float16 overflows)
     skipped: float
     skipped_in_a_row: float
-    # before clipping
-    grad_norm: float
-    # largest stop request of all ranks: the number of a signal, or LOADER_FAILED; 0: none
-    stop_request: float
-    # > 0 if any rank was asked to save
-    save: float
-    # 1 if skipped because scaled float16 gradients overflowed, with finite losses; the scale is halved
-    overflow: float
-    # argument of `poll`
-    update: Update | None = None
+    grad_norm: float  # before clipping
+    stop_request: float  # the largest of all ranks: the number of a signal, or LOADER_FAILED; 0: none
+    save: float  # > 0 if any rank was asked to save
+    overflow: float  # 1 if skipped because scaled float16 gradients overflowed, with finite losses; the scale is halved
+    update: Update | None = None  # argument of `poll`
 
 
 class Idle(NamedTuple):

@@ -10,13 +10,10 @@ The Trainer calls a job in this order:
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
-        loss(batch, totals)                    for each micro-batch, called by the engine as its objective
+        loss(batch, totals)                    for each micro-batch, called by the engine, which says what it returns
       metrics                                  for each log line: its values
       evaluation.evaluate, .samples, save_weights
     trained                                    once
-
-The loss of a micro-batch is divided by the totals of its whole update, over all micro-batches and ranks. So losses and
-gradients are summed, and nothing is divided by the number of micro-batches or ranks afterwards.
 """
 
 from abc import ABC, abstractmethod
@@ -46,10 +43,8 @@ class JobPlan(Protocol):
     """The rows of one epoch, the same on every rank."""
 
     n_rows: int
-    # positions per row
-    T: int
-    # fraction of the positions that hold a token
-    fill: float
+    T: int  # positions per row
+    fill: float  # fraction of the positions that hold a token
 
     def totals(self, lo: int, hi: int) -> Any:
         """Totals of the rows [lo, hi) of an update: a NamedTuple for the job's loss. Its `targets` counts the trained tokens."""
@@ -80,31 +75,22 @@ class Progress:
     """Progress of a run, saved in every checkpoint."""
 
     epoch: int = 0
-    # next row of `epoch`, counted over all ranks, so a resume may change the world size
-    row: int = 0
+    row: int = 0  # next one of `epoch`, counted over all ranks, so a resume may change the world size
     update: int = 0
-    # last micro-batch, counted over all epochs and resumes
-    step: int = -1
+    step: int = -1  # last micro-batch, counted over all epochs and resumes
     # targets seen by all ranks, including those of skipped updates, and the rows that hold them
     tokens: int = 0
     rows: int = 0
-    # skipped updates reported so far
-    skipped: int = 0
-    # gradient norm of the last update whose outcome is known
-    grad_norm: float | None = None
+    skipped: int = 0  # updates reported so far
+    grad_norm: float | None = None  # of the last update whose outcome is known
     # lowest and latest validation loss
     best_val_loss: float = float("inf")
     val_loss: float = float("inf")
-    # Evaluation.data of these
-    val_data: str = ""
-    # The warm-up is over: a resume with larger updates does not start it again.
-    is_warm: bool = False
-    # an evaluation is due, for example after a stop signal: the resume starts with it
-    evaluation_due: bool = False
-    # seconds since the last log line
-    log_seconds: float = 0.0
-    # {tracker: id of the run in it}
-    tracker_ids: dict[str, str | None] = field(default_factory=dict)
+    val_data: str = ""  # Evaluation.data of these
+    is_warm: bool = False  # The warm-up is over: a resume with larger updates does not start it again.
+    evaluation_due: bool = False  # for example after a stop signal: the resume starts with it
+    log_seconds: float = 0.0  # since the last log line
+    tracker_ids: dict[str, str | None] = field(default_factory=dict)  # {tracker: id of the run in it}
 
 
 class Clock(Protocol):
@@ -213,28 +199,19 @@ class Evaluation:
 class RunOverview:
     """Facts and forecasts of a run, printed and recorded before the first update."""
 
-    # plan of the next epoch
-    plan: JobPlan
-    # lines on data and model, printed before the line on the run
-    lines: Sequence[str]
-    # printed after it
-    notices: Sequence[str]
-    # model facts for the report
-    model_fields: Mapping[str, object]
+    plan: JobPlan  # of the next epoch
+    lines: Sequence[str]  # on data and model, printed before the line on the run
+    notices: Sequence[str]  # printed after it
+    model_fields: Mapping[str, object]  # for the report
     n_documents: int
-    # data facts for the metrics file, besides documents, rows and their fill
+    # for the metrics file, besides documents, rows and their fill
     data_fields: Mapping[str, object] = field(default_factory=dict)
     flops_per_token: float = 0.0
-    # FLOPs of this rank in the whole run; 0: nothing is timed
-    flops: float = 0.0
-    # that the whole run trains
-    tokens: float = 0.0
-    # fields of a log line besides loss and learning rate
-    shown: Sequence[str] = ("grad_norm",)
-    # (purpose, command), at the end of the report
-    next_commands: Sequence[tuple[str, str]] = ()
-    # expected loss, shown beside the actual one; None: unknown
-    forecast: Forecast | None = None
+    flops: float = 0.0  # of this rank in the whole run; 0: nothing is timed
+    tokens: float = 0.0  # that the whole run trains
+    shown: Sequence[str] = ("grad_norm",)  # fields of a log line besides loss and learning rate
+    next_commands: Sequence[tuple[str, str]] = ()  # (purpose, command), at the end of the report
+    forecast: Forecast | None = None  # expected loss, shown beside the actual one; None: unknown
 
 
 class Job(ABC):
@@ -246,10 +223,8 @@ class Job(ABC):
 
     settings: RunSettings
     batching: Batching
-    # model, optimisers and loss
-    engine: Engine
-    # assembler[recipe] is a batch; worker processes get copies of the assembler
-    assembler: MakesBatches
+    engine: Engine  # model, optimisers and loss
+    assembler: MakesBatches  # assembler[recipe] is a batch; worker processes get copies of it
     length: Length
     files: RunFiles
     identity: Identity

@@ -93,18 +93,6 @@ class Known(NamedTuple):
     checksum: int
 
 
-class Result(NamedTuple):
-    """What one computation of an update gave.
-
-    log_sums: of each micro-batch, for the log. own: checksums of what this rank computed before it received from others.
-    tensors: the new weights and moments, and the outcome.
-    """
-
-    log_sums: list[torch.Tensor]
-    own: list[int]
-    tensors: dict[str, torch.Tensor]
-
-
 class Verifier:
     """See above. It does nothing if `every`, the number of updates between two that are computed twice, is 0."""
 
@@ -209,7 +197,7 @@ class Verifier:
         engine = self.engine
         sums, outcome = engine.sums.clone(), engine.outcome.clone()
         scaler, random = engine.scaler.state_dict(), rng_state(engine.device)
-        results: list[Result] = []
+        results: list[tuple[list[int], dict[str, torch.Tensor]]] = []
         own_change = ""
         has_own_fault = agree = False
         for attempt in range(3):
@@ -218,28 +206,31 @@ class Verifier:
                 engine.scaler.load_state_dict(scaler)
                 set_rng_state(random, engine.device)
                 engine.outcome.copy_(outcome)
-            result = self._attempt(compute)
-            for before in results:
-                change = changes(result.tensors, before.tensors)
-                is_own = result.own != before.own
+            log_sums, own, tensors = self._attempt(compute)
+            for own_before, before in results:
+                change = changes(tensors, before)
+                is_own = own != own_before
                 own_change = own_change or change or "its losses" * is_own
                 has_own_fault |= is_own
                 agree = agree or min_over_ranks(self.ranks, float(not change and not is_own)) == 1
             if agree:
                 break
             if attempt < 2:
-                tensors = {name: tensor.clone() for name, tensor in result.tensors.items()}
-                results.append(result._replace(tensors=tensors))
+                results.append((own, {name: tensor.clone() for name, tensor in tensors.items()}))
         engine.sums.copy_(sums)
         if agree and len(results) == 1:
             # no fault
             self.faulty = set()
         else:
             self._report(own_change, has_own_fault, agree)
-        return result.log_sums
+        return log_sums
 
-    def _attempt(self, compute: Callable[[], Iterator[None]]) -> Result:
-        """Compute the update once. The tensors are the engine's, not copies."""
+    def _attempt(
+        self, compute: Callable[[], Iterator[None]]
+    ) -> tuple[list[torch.Tensor], list[int], dict[str, torch.Tensor]]:
+        """Compute the update once. Returns (the sums of each micro-batch for the log; checksums of what this rank computed before it
+        received from others; the new weights and moments, and the gradient's norm: the engine's tensors, not copies).
+        """
         engine, log_sums = self.engine, []
         own: list[torch.Tensor] = []
         if engine.reducer is not None:
@@ -253,7 +244,7 @@ class Verifier:
         evidence = [*chain.from_iterable(bits(sums).tolist() for sums in log_sums), *map(int, own)]
         # without its requests, which come from outside
         tensors = {**engine.weights_and_moments(), "the gradient's norm": engine.outcome[:3].clone()}
-        return Result(log_sums, evidence, tensors)
+        return log_sums, evidence, tensors
 
     def _report(self, change: str, has_own_fault: bool, agree: bool) -> None:
         """Name the ranks with a fault in this update. A collective; see `_until_two_agree` for the arguments and errors.

@@ -67,9 +67,8 @@ class LineEncoder(DocumentEncoder):
 class Examples:
     """Position of every example in a token store of a LineEncoder.
 
-    The original code walks through a document line by line, and draws random numbers as it goes. Here all documents take
-    a step at once: each yields its next example, and those with text left take the next step. A step is a few array
-    operations for any number of documents. The test has the loop over lines.
+    The original code walks through a document line by line, as the test does. Here all documents take a step at once, a few array
+    operations: each yields its next example, and those with text left take the next step.
 
     In the store every line ends with a SEP, which is no position of an example. So tokens are counted without SEPs, and
     `start`, `stop` and `line_ends` are such counts. A line's end is one past the last token of each line.

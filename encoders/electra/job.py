@@ -1,9 +1,10 @@
-"""ELECTRA pretraining as a Job: data, networks, loss, learning rate, files, evaluation and samples."""
+"""ELECTRA pretraining: the parts of a run, and the Job made of them: loss, learning rate, files, evaluation and samples."""
 
 import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
-from dataset.quality.copies import rensa_library
 from dataset.reading.file_kinds import expand_user
-from dataset.reading.settings import NEAR
 from dataset.shares import Source
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import save_wordpiece, train_wordpiece
@@ -81,7 +80,7 @@ class Parts:
 
 
 def open_run(settings: ElectraSettings, run_context: RunContext) -> Parts:
-    """Open everything that can fail, quick steps first. A collective. Errors: UserError, in one line, for flags that do not fit."""
+    """As open_run in trainer/pretrain/parts.py. A collective. Errors: UserError, in one line, for flags that do not fit."""
     ranks = run_context.ranks
     dtype, notices = pick_dtype(settings.dtype, run_context.device)
     if settings.batch_size and settings.rows_per_update:
@@ -89,25 +88,18 @@ def open_run(settings: ElectraSettings, run_context: RunContext) -> Parts:
         notices += warnings_of(settings, {"accumulation_steps": "--batch_size and --rows_per_update are given"})
     settings.batch_size = batch_size_of(settings, ranks.micro_batches_at_once)
     with user_errors():
-        # From here on no other run may write these files.
         folder = Path(settings.out_dir) / f"electra_{settings.size}"
         stem = folder / folder.name
         lock_files(ranks, stem, sized=True)
         if settings.seed is None:
             settings.seed = on_main(ranks, lambda: draw_seed(settings, stem))
-        # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         data_path = settings.data_path or [str(build_embedded_corpus())]
-        if settings.deduplicate == NEAR:
-            # Before the vocabulary is trained, which takes a while.
-            rensa_library()
         tokenizer = open_vocabulary(settings, data_path, stem, ranks)
         encoder = LineEncoder(tokenizer)
         # Training and held-out text. The plans of a Corpus are for language models and not used here.
-        corpus = first_rank_first(
-            ranks,
-            lambda: Corpus.of(settings, [Source(data_path)], encoder, progress=ranks.is_main),
-        )
+        tokenise = partial(Corpus.of, settings, [Source(data_path)], encoder, progress=ranks.is_main)
+        corpus = first_rank_first(ranks, tokenise)
         model = init_model(settings, tokenizer)
         # Saved with the networks, so that a pipeline knows where to truncate a long text.
         tokenizer.model_max_length = model.discriminator.config.max_position_embeddings
@@ -124,7 +116,7 @@ def open_run(settings: ElectraSettings, run_context: RunContext) -> Parts:
 
 
 class ElectraJob(Job):
-    """The job of train_electra.py. Errors: UserError, in one line, for flags that do not fit."""
+    """train_electra.py's part of a run, made of the parts that `open_run` has opened."""
 
     settings: ElectraSettings
     model: ElectraPretrainer
@@ -169,7 +161,6 @@ class ElectraJob(Job):
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
-        # One rank per machine checks the tokens: all have the same files.
         self.digest_check = corpus.digest_check() if ranks.local_rank == 0 else None
         # {update: percent} of --save_percents, the end included; and the updates of --save_steps
         n, every = settings.max_steps, settings.save_steps
@@ -289,8 +280,6 @@ class ElectraJob(Job):
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 
-    # ---------------------------------------------------------------------------------------------------- saving
-
     def _write_vocabulary(self) -> None:
         # At a resume it was read from there.
         if not self.settings.vocab_path and not (self.folder / VOCABULARY).exists():
@@ -316,8 +305,6 @@ class ElectraJob(Job):
                 with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
                     network.save_pretrained(temporary, state_dict=state)
                     save_wordpiece(self.parts.tokenizer, temporary)
-
-    # --------------------------------------------------------------------------------------------------- reports
 
     def overview(self, progress: Progress) -> RunOverview:
         settings, parts, corpus = self.settings, self.parts, self.parts.corpus

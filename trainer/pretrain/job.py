@@ -129,7 +129,7 @@ class PretrainJob(Job):
         overview = pretraining_overview(
             self.parts,
             first_plan,
-            # A run that is one plan is described as a whole.
+            # One plan may be the whole run, where shares change.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
         )

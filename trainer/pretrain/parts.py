@@ -62,8 +62,8 @@ def open_run(
     seed_everything(settings.seed)
     with user_errors():
         prompts = read_prompts(settings.sample_prompts)
-        # A folder of --from_weight sets the shape and the tokenizer. AutoTokenizer reads its config.json too, and builds the config
-        # class that it names, so that file is checked first.
+        # A folder of --from_weight sets the shape and the tokenizer; without one the settings stay as they are. AutoTokenizer reads its
+        # config.json too, and builds the config class that it names, so that file is checked first.
         settings, config = settings_of_folder(settings)
         assert settings.tokenizer_path is not None
         tokenizer = load_tokenizer(settings.tokenizer_path)

@@ -36,12 +36,10 @@ GPU_MINUTES = 2.0
 class Saver:
     """Saves a run, and resumes it from its checkpoints.
 
-    What: a checkpoint is all that a resume needs, whole tensors and the state of each rank. Beside it are the weights in half
-    precision for other programs, and those of the lowest validation loss.
-    Why: a run that is killed at any moment ends with the bits of an undisturbed one, also on another number of ranks. So rank 0
-    writes one file for all, which is intact or does not count (checkpoint.py), while training goes on.
-    Not taken: a file for each rank, which would tie a resume to as many ranks; weights alone, whose optimiser would begin again;
-    saving within the loop, where training would wait for the disk.
+    What: a checkpoint has all that a resume needs, whole tensors and the state of each rank; beside it are weights for other programs.
+    Why: a run that is killed at any moment ends with the bits of an undisturbed one, and may go on with other ranks. So rank 0
+    writes one file for all, in a thread, and it is intact or does not count (checkpoint.py).
+    Not taken: a file for each rank, which ties a resume to as many ranks; saving in the loop, where training waits for the disk.
     """
 
     def __init__(self, job: Job, reporter: Reporter) -> None:
@@ -268,9 +266,8 @@ class Saver:
 
     # ------------------------------------------------------------------------------------------ the best weights
 
-    # `pretrain_512.best.pth` exists beside the weights of the last update once the validation loss has risen. A checkpoint holds
-    # the best weights too, and the files follow it: they are written or deleted before each checkpoint and at each resume. So a
-    # killed run keeps the best weights up to its last checkpoint, and none from the updates that it lost.
+    # `pretrain_512.best.pth` exists beside the weights of the last update once the validation loss has risen. It is written or deleted
+    # with each checkpoint, which holds the best weights too, and at each resume: a killed run keeps none from the updates that it lost.
 
     def keep_best(self) -> None:
         """Copy the weights, whose validation loss is the lowest so far. A collective if the model is sharded."""
