@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import LoaderError
 from dataset.batches import Assembler, UpdateSchedule
 from dataset.corpus import split_of
 from dataset.loader import Loader
@@ -98,6 +99,7 @@ def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
 def test_a_crash_of_the_main_process_ends_the_workers():
     """The traceback keeps the iterator alive and workers ignore SIGTERM: without care the exit waits for them for ever."""
     code = """
+from common.errors import LoaderError
 from dataset.batches import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan
 from tests.dataset.test_packing import make_store
@@ -165,3 +167,19 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
     assert len(started) == 1 and len(made[0]) > 3
     for of_worker, of_this_process in zip(*made, strict=True):
         torch.testing.assert_close(of_worker, of_this_process, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failure_is_known_before_its_update(ranks):
+    """At once if it is in the first update, on several ranks in any of the next two: these ask each other before they begin one."""
+
+    class Failing:
+        def __getitem__(self, recipe):
+            return (torch.zeros(1),) if recipe.start < 4 else recipe.nothing
+
+    for start_row, is_known in ((4, True), (0, ranks > 1)):
+        loader = Loader(Failing())
+        updates = loader.updates(lambda rows: rows, UpdateSchedule(6, 2, 1, ranks, start_row))
+        assert (loader.failure is not None) == is_known
+        with pytest.raises(LoaderError):
+            list(updates)

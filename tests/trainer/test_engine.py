@@ -1,6 +1,7 @@
 """One update: accumulation, precision, skipping. References: brute force per document (tests/updates.py), torch.autograd."""
 
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from dataset.packing import Totals
 from tests.faults.harness import digest
 from tests.helpers import tiny_model
 from tests.updates import KINDS, gradients, plan_of, reference_gradients, relative_difference
-from trainer.engine import Engine
+from trainer.engine import Engine, Idle
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
+from trainer.verify import Verifier
 
 CPU = torch.device("cpu")
 CUTS = [(1, 8), (2, 4), (8, 1)]
@@ -49,6 +51,22 @@ def test_an_optimiser_that_is_not_fused_has_no_graphs():
     engine.micro_batch(*batch_of(), last=True)
     engine.update(0.1)
     assert engine.graphs is None and not all_equal(engine.parameters, before)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_an_update_is_one_call(every):
+    """Reference: its parts by hand. None and an Idle batch add nothing; requests are asked for once, also if it is computed twice."""
+    (first, _), (second, _), (_, totals) = batch_of(rows=range(2)), batch_of(rows=range(2, 4)), batch_of()
+    by_hand, engine = make_engine(tiny_model()), make_engine(tiny_model())
+    by_hand.micro_batch(first, totals)
+    by_hand.micro_batch(second, totals, last=True)
+    by_hand.update(1e-3, save=True)
+    train, sums, requests = Verifier(engine, every).train, [], mock.Mock(return_value=(0, True))
+    for _ in train([first, None, Idle(first), second], totals, 1e-3, requests):
+        sums.append(float(engine.sums[0]))
+    assert sums[0] == sums[1] == sums[2] < sums[3] == float(by_hand.sums[0])
+    assert all_equal(engine.parameters, by_hand.parameters) and requests.call_count == 1
+    assert engine.poll() == by_hand.poll() and by_hand.poll()[-1].save == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
