@@ -55,12 +55,14 @@ def ledger(path):
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
 
+    def recorded(update):
+        for batch in update[1]:
+            if batch is not None:
+                seen.extend(pieces(batch))
+        return update
+
     def recording_updates(*arguments, **named):
-        for number, batches in updates(*arguments, **named):
-            for batch in batches:
-                if batch is not None:
-                    seen.extend(pieces(batch))
-            yield number, batches
+        return map(recorded, updates(*arguments, **named))
 
     def recording_start(self, model, optimizer, objective, **named):
         def recording_objective(batch, totals):
