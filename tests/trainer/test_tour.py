@@ -8,7 +8,7 @@ import torch
 
 from common.errors import UserError
 from dataset.packing import naive_rows
-from model import plain
+from model import loss, plain
 from tests.helpers import write_corpus
 from trainer import tour, train_pretrain
 
@@ -16,9 +16,9 @@ from trainer import tour, train_pretrain
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
-def test_the_whole_of_it_has_350_lines():
+def test_the_whole_of_it_has_510_lines():
     """As README.md says."""
-    assert sum(len(inspect.getsource(part).splitlines()) for part in (tour, plain, naive_rows)) <= 350
+    assert round(sum(len(inspect.getsource(part).splitlines()) for part in (tour, plain, loss, naive_rows)), -1) == 510
 
 
 @pytest.mark.parametrize("text", ["", '{"text": 5}\n', "[]\n"])
