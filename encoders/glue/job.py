@@ -33,7 +33,7 @@ from model.hf_format import load_config, load_network
 from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows
-from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
+from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
@@ -97,7 +97,7 @@ class GlueJob(Job):
         self.model.train()
         entries = {
             **data.digests,
-            "row layout": {"seed": settings.seed},
+            "row layout": {"seed": settings.seed, "examples of an update": self.batching.rows},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
         flags_to_check = {
@@ -125,21 +125,16 @@ class GlueJob(Job):
             grad_clip=settings.grad_clip,
             n_sums=4,
         )
-        epochs = settings.epochs or data.task.epochs
-        self.length = Length(math.ceil(epochs))
+        self.length = Length(flag="")
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
-            n_updates = self.batching.schedule(len(data.train.features.lengths)).n_updates
-            if settings.max_steps > 0:
-                self.length.max_updates = settings.max_steps
-                self.length.flag = "--max_steps"
-            elif self.length.epochs != epochs:
-                # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55 in
-                # floating point.
-                self.length.max_updates = math.ceil(round(epochs * n_updates, 6))
+            of_epoch = self.batching.schedule(len(data.train.features.lengths)).n_updates
+            # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55.
+            of_epochs = math.ceil(round((settings.epochs or data.task.epochs) * of_epoch, 6))
+            self.length.max_updates = settings.max_steps if settings.max_steps > 0 else of_epochs
             if settings.evaluate_during_training:
-                self.evaluation.eval_interval = settings.eval_interval or n_updates
+                self.evaluation.eval_interval = settings.eval_interval or of_epoch
         if settings.save_steps:
             # A range: a membership test without a list.
             self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)
@@ -171,22 +166,11 @@ class GlueJob(Job):
         return values, tokens
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in updates if --max_steps or a partial epoch ends the run, else in rows: another batch
-        size after a resume then leads to the same end."""
-        settings = self.settings
-        # Units of progress per update.
-        of_update = 1
-        done = progress.update
-        total = self.length.max_updates
-        if total == UNLIMITED:
-            of_update = self.batching.rows
-            done = update.epoch * update.n_rows + update.first_row
-            total = self.length.epochs * update.n_rows
-        warmup = int(settings.warmup_share * total)
-        if settings.warmup_steps is not None:
-            warmup = settings.warmup_steps * of_update
-        factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
-        return settings.learning_rate * max(0.0, factor)
+        settings, n_updates = self.settings, int(self.length.max_updates)
+        warmup = settings.warmup_steps
+        if warmup is None:
+            warmup = int(settings.warmup_share * n_updates)
+        return settings.learning_rate * ENCODER_SCHEDULES[settings.lr_schedule](progress.update, n_updates, warmup)
 
     # ---------------------------------------------------------------------------------------- evaluation and saving
 

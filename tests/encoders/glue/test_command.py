@@ -6,18 +6,17 @@ import os
 import random
 import re
 import signal
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
 from common.files import remove
 from encoders.glue import command
-from encoders.glue.job import GlueJob, layer_groups, metrics_of
+from encoders.glue.job import layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
@@ -26,7 +25,6 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.job import Length, Progress
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import RunRecords
 
@@ -216,15 +214,18 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
 
 
-@pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
-def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
-    """Three epochs of 1,000 rows, or 100 updates; then a linear decay to 0."""
-    settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
-    job = SimpleNamespace(settings=settings, batching=SimpleNamespace(rows=32), length=length)
-    for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
-        epoch, row = divmod(30 * percent, 1000)
-        update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)
-        assert GlueJob.learning_rate(job, update, Progress(update=percent)) == pytest.approx(factor)
+def test_the_rate_counts_updates_as_in_the_published_script(place, tmp_path, capsys):
+    """Reference: transformers' schedule, which run.py takes. 20 examples are updates of 8, 8 and 4, twice."""
+    options = {"batch_size": 8, "learning_rate": 0.01, "log_interval": 1, "save_interval": 2}
+    with before_update(5, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
+        fine_tune(place, tmp_path, warmup_share=0.4, **options)
+    lines = records(tmp_path / "cola" / "seed_42" / "cola_seed_42.metrics.jsonl")
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    (factor,) = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=6).lr_lambdas
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * factor(update) for update in range(4)])
+    # Other updates would end at another example.
+    error = complaint(capsys, place, tmp_path, warmup_share=0.4, from_resume=1, **{**options, "batch_size": 4})
+    assert "examples of an update" in error
 
 
 def test_flags_of_the_published_script_mean_what_they_meant():
