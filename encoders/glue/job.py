@@ -71,8 +71,10 @@ class GlueJob(Job):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    def __init__(self, settings: GlueSettings, run_context: RunContext, data: TaskData) -> None:
-        """settings: those of this run, with its seed."""
+    def __init__(
+        self, settings: GlueSettings, run_context: RunContext, data: TaskData, made_with: Mapping[str, object]
+    ) -> None:
+        """settings: those of this run, with its seed. made_with: what a resume must share with it."""
         self.settings = settings
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
@@ -95,18 +97,8 @@ class GlueJob(Job):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.tokenizer)
         self.model.train()
-        entries = {
-            **data.digests,
-            "row layout": {"seed": settings.seed, "examples of an update": self.batching.rows},
-            "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
-        }
-        flags_to_check = {
-            "data": "--data_dir, --train_file, --dev_file, --test_file, --text, --label, --max_seq_len, --do_eval, --do_predict",
-            "tokenizer": settings.tokenizer_flag(),
-            "optimizer": "--layer_decay, --adam_bias_correction",
-        }
-        self.identity = Identity(entries, flags_to_check)
-        put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
+        self.identity = Identity(made_with)
+        put_on_device(self.model, made_with, settings.shard, self.ranks, self.device)
         # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
         optimizer = build_adamw(
