@@ -23,7 +23,7 @@ from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from encoders.glue.examples import GlueAssembler, cached_features, examples_of
-from encoders.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
+from encoders.glue.job import GlueJob, TaskData, init_model, predicted
 from encoders.glue.settings import IGNORED, GlueSettings
 from encoders.glue.tasks import MAX_SCORE, METRICS, TASKS, Task
 from encoders.vocabulary import load_wordpiece
@@ -32,12 +32,12 @@ from trainer.batching import Batching
 from trainer.job import RunContext
 from trainer.launch import launch, lock_files
 from trainer.loop import Trainer
-from trainer.machine.command_line import signal_name
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, publishable
 
+RESULTS = "eval_results.json"
 # Settings that a resume must share with its run, and a finished run to count as done, besides data, tokenizer and model
 COMPARED = (
     "from_scratch", "dropout", "max_seq_len", "grad_clip", "epochs", "max_steps", "learning_rate", "lr_schedule",
@@ -293,44 +293,35 @@ def run_seed(
         if settings.do_train and (exit_code := trainer.run()):
             return exit_code, {}
         result = {"task": data.name, "seed": seed, "made_with": made_with, "updates": trainer.progress.update}
+        # All is saved: a stop signal ends the process at once, and a resume begins here.
+        run_context.signals.disarm()
         with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
-            stop_request = evaluate_and_predict(job, trainer, result, say)
+            evaluate_and_predict(job, trainer, result, say)
         # The evaluation has used the engine again after the run's end.
         trainer.engine.close()
-        if stop_request:
-            say(
-                f"stopped by {signal_name(stop_request)}; the same command with --from_resume 1 evaluates what is trained"
-            )
-            return 128 + stop_request, {}
         on_main(ranks, partial(write_json, folder / RESULTS, result))
     # A finished run is not resumed, and its checkpoints take three times the model, per seed.
     on_main(ranks, lambda: remove_if_possible(folder / f"{data.name}_{folder.name}_resume"))
     return 0, result
 
 
-def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any], say: Say) -> int:
-    """Evaluate and predict at the end of a run, into `result` and files. Returns the number of a stop signal, or 0."""
-    settings, signals = job.settings, trainer.signals
+def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any], say: Say) -> None:
+    """Evaluate and predict at the end of a run, into `result` and files."""
+    settings = job.settings
     where = f"{result['task']}, seed {result['seed']}"
 
-    def metrics_after(update: int) -> tuple[dict[str, float], int]:
+    def metrics_after(update: int) -> dict[str, float]:
         # The end of training has evaluated the last one.
         evaluated, values = trainer.evaluated
-        stop_request = 0
         if update != evaluated:
-            values, stop_request = job.evaluate(job.engine, signals, update)
-        return {name: value for name, value in values.items() if name != "val_loss"}, stop_request
+            values, _ = job.evaluate(job.engine, trainer.signals, update)
+        return {name: value for name, value in values.items() if name != "val_loss"}
 
-    result["results"] = {}
+    result["results"] = metrics_after(result["updates"]) if settings.do_eval else {}
     if settings.do_eval:
-        result["results"], stop_request = metrics_after(result["updates"])
-        if stop_request:
-            return stop_request
         say(f"{where}: {line_of(result['results'])}")
     for name, assembler in job.data.test.items():
-        logits, stop_request = trainer.verifier.at_rest(partial(job.outputs, assembler, signals))
-        if stop_request:
-            return stop_request
+        logits, _ = trainer.verifier.at_rest(partial(job.outputs, assembler, trainer.signals))
         target = job.folder / "predictions" / f"{name}.tsv"
         # All ranks have the same logits; one writes.
         on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
@@ -340,12 +331,8 @@ def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any],
         saved = {int(path.name.removeprefix("checkpoint-")): path for path in job.folder.glob("checkpoint-*[0-9]")}
         for update, path in sorted(saved.items()):
             job.engine.load_weights(load_file(path / "model.safetensors"))
-            metrics, stop_request = metrics_after(update)
-            if stop_request:
-                return stop_request
-            result["checkpoints"][str(update)] = metrics
+            result["checkpoints"][str(update)] = metrics = metrics_after(update)
             say(f"{where}, update {update}: {line_of(metrics)}")
-    return 0
 
 
 def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:

@@ -40,7 +40,6 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.sharding import put_on_device
 
-RESULTS = "eval_results.json"
 # Families that take a mask per query unchanged. transformers inspects a mask of [R, T], which waits for the device.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 # supported families; tests/encoders/glue/test_families.py checks that their padding is masked
@@ -84,13 +83,8 @@ class GlueJob(Job):
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
         # Not in `compile_model`, which a run that only evaluates does not reach.
         set_up(self.device, self.dtype)
-        self.files = RunFiles(
-            self.folder / f"{data.name}_{self.folder.name}",
-            {"model": self.folder / "model"},
-            settings,
-            # leftovers of an earlier run with this seed
-            stale_patterns=[RESULTS, "checkpoint-*[0-9]"],
-        )
+        stem = self.folder / f"{data.name}_{self.folder.name}"
+        self.files = RunFiles(stem, {"model": self.folder / "model"}, settings)
         # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():

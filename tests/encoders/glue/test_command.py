@@ -1,11 +1,13 @@
 """Fine-tuning. References: formulas written out, the same run without a stop, and what the leaderboard asks for."""
 
+import itertools
 import json
 import math
 import os
 import random
 import re
 import signal
+import sys
 from unittest import mock
 
 import numpy as np
@@ -20,7 +22,7 @@ from encoders.glue.job import layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
-from tests.helpers import ROOT, before_update, records, write_records
+from tests.helpers import ROOT, before_calls, before_update, records, write_records
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
@@ -134,7 +136,7 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20), ("lost model", None)])
+@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20), ("late signal, lost model", None)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     """In the second seed, in the middle (update 15 of all), before its evaluation (20) or after it: 20 examples make 5 updates, twice."""
     options = {"num_seeds": 2, "save_interval": 3, "do_predict": 1}
@@ -147,8 +149,12 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
         with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
             assert train_glue.main(part) == 128 + signal.SIGTERM
     else:
-        no_predictions = mock.patch.object(command, "write_predictions", side_effect=[None, ArithmeticError])
-        with no_predictions, pytest.raises(ArithmeticError):
+        # All is saved, so it ends the process at once.
+        numbers = itertools.count()
+        late = before_calls(
+            command, "write_predictions", lambda *_: next(numbers) and os.kill(os.getpid(), signal.SIGTERM)
+        )
+        with late, mock.patch.object(os, "_exit", sys.exit), pytest.raises(SystemExit, match="143"):
             train_glue.main(part)
         remove(tmp_path / "part" / "cola" / "seed_43" / "model")
     capsys.readouterr()
