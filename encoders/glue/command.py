@@ -272,7 +272,8 @@ def run_seed(
         if not (settings.from_resume and (folder / RESULTS).exists()):
             return None
         earlier: dict[str, Any] = json.loads((folder / RESULTS).read_bytes())
-        if others := [name for name, value in made_with.items() if earlier.get("made_with", {}).get(name) != value]:
+        # Version 1.0.0 recorded less.
+        if others := [name for name, value in made_with.items() if earlier["made_with"].get(name, value) != value]:
             raise UserError(
                 f"--from_resume 1: {folder} was finished with another {', another '.join(others)}: name another --out_dir, or "
                 "replace it with --overwrite_output_dir 1 and without --from_resume"

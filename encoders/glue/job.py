@@ -91,11 +91,14 @@ class GlueJob(Job):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.tokenizer)
         self.model.train()
-        self.identity = Identity(made_with)
+        # A checkpoint of version 1.0.0 has these two, and lacks most others.
+        optimizer = f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}"
+        of_1_0 = {"row layout": {"seed": settings.seed}, "optimizer": optimizer}
+        self.identity = Identity({**made_with, **of_1_0}, defaults=made_with)
         put_on_device(self.model, made_with, settings.shard, self.ranks, self.device)
         # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
-        optimizer = build_adamw(
+        adamw = build_adamw(
             layer_groups(self.model, settings.weight_decay, settings.layer_decay),
             settings.learning_rate,
             eps=settings.adam_epsilon,
@@ -103,7 +106,7 @@ class GlueJob(Job):
         )
         self.engine = Engine(
             self.model,
-            [optimizer],
+            [adamw],
             self.loss,
             device=self.device,
             dtype=self.dtype,

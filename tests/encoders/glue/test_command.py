@@ -17,16 +17,17 @@ from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
 from common.files import remove
-from encoders.glue import command
+from encoders.glue import command, job
 from encoders.glue.job import layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
-from tests.helpers import ROOT, before_calls, before_update, records, write_records
+from tests.helpers import ROOT, before_calls, before_update, change_json, records, write_records
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
 from trainer.engine import Engine
+from trainer.job import Identity
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import RunRecords
 
@@ -143,7 +144,10 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     whole = fine_tune(place, tmp_path / "whole", **options)
     part = arguments(place, tmp_path / "part", **options)
     if how == "kill":
-        with before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
+        # what a checkpoint of version 1.0.0 has of it
+        names = ("tokenizer", "data", "model (--model_path, --from_scratch)", "row layout", "optimizer")
+        of_1_0 = mock.patch.object(job, "Identity", lambda now, **_: Identity({name: now[name] for name in names}))
+        with of_1_0, before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
             train_glue.main(part)
     elif how == "signal":
         with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
@@ -276,11 +280,16 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     first = fine_tune(place, out, epochs=1)
     checkpoints = out / "cola" / "seed_42" / "cola_seed_42_resume"
     assert not checkpoints.exists()
-    # As after a kill between the results and the end
+    # As version 1.0.0 left it, and as after a kill between the results and the end
+    record = checkpoints.with_name("eval_results.json")
+    change_json(
+        record, made_with={k: v for k, v in json.loads(record.read_text())["made_with"].items() if " of " not in k}
+    )
     checkpoints.mkdir()
     (checkpoints / "update_9.pt").touch()
     with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
-        assert fine_tune(place, out, epochs=1, from_resume=1) == first and not checkpoints.exists()
+        again = fine_tune(place, out, epochs=1, from_resume=1)
+        assert again["cola"]["metrics"] == first["cola"]["metrics"] and not checkpoints.exists()
         assert "cola, seed 42: done before, matthews" in capsys.readouterr().out
         error = complaint(capsys, place, out, epochs=2, layer_decay=0.7, from_resume=1)
         assert "seed_42 was finished with another epochs, another layer_decay" in error
