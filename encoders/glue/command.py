@@ -23,25 +23,26 @@ from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from encoders.glue.examples import GlueAssembler, cached_features, examples_of
-from encoders.glue.job import RESULTS, GlueJob, TaskData, init_model, predicted
-from encoders.glue.settings import GlueSettings
+from encoders.glue.job import GlueJob, TaskData, init_model, predicted
+from encoders.glue.settings import IGNORED, GlueSettings
 from encoders.glue.tasks import MAX_SCORE, METRICS, TASKS, Task
 from encoders.vocabulary import load_wordpiece
 from trainer.advice import OUT_OF_MEMORY_ADVICE, common_warnings, warnings_of
+from trainer.batching import Batching
 from trainer.job import RunContext
 from trainer.launch import launch, lock_files
 from trainer.loop import Trainer
-from trainer.machine.command_line import signal_name
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, publishable
 
-# Settings that must match for a finished run to count as done, besides its data, tokenizer and model
+RESULTS = "eval_results.json"
+# Settings that a resume must share with its run, and a finished run to count as done, besides data, tokenizer and model
 COMPARED = (
-    "from_scratch", "dropout", "max_seq_len", "batch_size", "accumulation_steps", "rows_per_update", "grad_clip", "epochs",
-    "max_steps", "learning_rate", "lr_schedule", "weight_decay", "warmup_share", "warmup_steps", "layer_decay",
-    "adam_bias_correction", "adam_epsilon", "do_train", "do_eval", "do_predict", "eval_all_checkpoints", "save_steps",
+    "from_scratch", "dropout", "max_seq_len", "grad_clip", "epochs", "max_steps", "learning_rate", "lr_schedule",
+    "weight_decay", "warmup_share", "warmup_steps", "layer_decay", "adam_bias_correction", "adam_epsilon", "do_train",
+    "do_eval", "do_predict", "eval_all_checkpoints", "save_steps",
 )  # fmt: skip
 
 
@@ -101,8 +102,6 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
 
         if not settings.from_resume:
             on_main(ranks, make_room)
-    if ignored_flags := settings.ignored_flags():
-        say(f"ignored, since they have no effect here: {', '.join(ignored_flags)}")
     absent = [TASKS[name].folder for name in TASKS if name not in folders]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
@@ -123,6 +122,7 @@ def set_up(settings: GlueSettings, run_context: RunContext, say: Say) -> list[Ta
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
         **dict.fromkeys(("train_file", "dev_file", "text", "label"), not_custom),
+        **dict.fromkeys(IGNORED, "run.py needed it"),
         "test_file": not_custom or ("" if settings.do_predict else "--do_predict is off"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
@@ -264,81 +264,65 @@ def run_seed(
     folder = Path(settings.out_dir) / data.name / f"seed_{seed}"
     ranks = run_context.ranks
     dtype, _ = pick_dtype(settings.dtype, run_context.device)
-    # The settings of the run; its metrics are added below.
-    made_with = {"dtype": str(dtype), **data.digests, **{name: getattr(settings, name) for name in COMPARED}}
-    result: dict[str, Any] = {"task": data.name, "seed": seed, "made_with": made_with}
-
-    def remove_checkpoints() -> None:
-        """A finished run is not resumed, and its checkpoints take three times the model, per seed."""
-        remove_if_possible(folder / f"{data.name}_{folder.name}_resume")
+    made_with = {"dtype": str(dtype), **data.digests, "examples of an update": Batching.of(settings, ranks).rows}
+    made_with |= {name: getattr(settings, name) for name in COMPARED}
 
     def done_before() -> dict[str, Any] | None:
         """The results of a finished run, which is skipped; None: it has to run."""
         if not (settings.from_resume and (folder / RESULTS).exists()):
             return None
         earlier: dict[str, Any] = json.loads((folder / RESULTS).read_bytes())
-        if others := [name for name, value in made_with.items() if earlier.get("made_with", {}).get(name) != value]:
+        # Version 1.0.0 recorded less.
+        if others := [name for name, value in made_with.items() if earlier["made_with"].get(name, value) != value]:
             raise UserError(
                 f"--from_resume 1: {folder} was finished with another {', another '.join(others)}: name another --out_dir, or "
                 "replace it with --overwrite_output_dir 1 and without --from_resume"
             )
-        # A kill may have come before they were removed.
-        remove_checkpoints()
         return earlier
 
-    earlier = on_main(ranks, done_before)
-    if earlier is not None:
-        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results']) or 'not evaluated'}")
-        return 0, earlier
-    say(f"--- {data.name}, seed {seed}")
-    on_main(ranks, lambda: remove(folder / "predictions"))
-    # With these the saved settings are enough to repeat the run.
-    settings = replace(settings, task=data.name, seed=seed, num_seeds=1)
-    # The network of the run before is in reference cycles, and would take memory beside this one.
-    gc.collect()
-    job = GlueJob(settings, run_context, data)
-    trainer = Trainer(job, run_context)
-    if settings.do_train:
-        exit_code = trainer.run()
-        if exit_code:
+    result = on_main(ranks, done_before)
+    if result is not None:
+        say(f"{data.name}, seed {seed}: done before, {line_of(result['results']) or 'not evaluated'}")
+    else:
+        say(f"--- {data.name}, seed {seed}")
+        # With these the saved settings are enough to repeat the run.
+        settings = replace(settings, task=data.name, seed=seed, num_seeds=1)
+        # The network of the run before is in reference cycles, and would take memory beside this one.
+        gc.collect()
+        job = GlueJob(settings, run_context, data, made_with)
+        trainer = Trainer(job, run_context)
+        if settings.do_train and (exit_code := trainer.run()):
             return exit_code, {}
-    result["updates"] = trainer.progress.update
-    with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
-        stop_request = evaluate_and_predict(job, trainer, result, say)
-    # The evaluation has used the engine again after the run's end.
-    trainer.engine.close()
-    if stop_request:
-        say(f"stopped by {signal_name(stop_request)}; the same command with --from_resume 1 evaluates what is trained")
-        return 128 + stop_request, {}
-
-    on_main(ranks, lambda: write_json(folder / RESULTS, result))
-    on_main(ranks, remove_checkpoints)
+        result = {"task": data.name, "seed": seed, "made_with": made_with, "updates": trainer.progress.update}
+        # All is saved: a stop signal ends the process at once, and a resume begins here.
+        run_context.signals.disarm()
+        with out_of_memory_as_user_error(job.device, lambda: OUT_OF_MEMORY_ADVICE):
+            evaluate_and_predict(job, trainer, result, say)
+        # The evaluation has used the engine again after the run's end.
+        trainer.engine.close()
+        on_main(ranks, partial(write_json, folder / RESULTS, result))
+    # A finished run is not resumed, and its checkpoints take three times the model, per seed.
+    on_main(ranks, lambda: remove_if_possible(folder / f"{data.name}_{folder.name}_resume"))
     return 0, result
 
 
-def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any], say: Say) -> int:
-    """Evaluate and predict at the end of a run, into `result` and files. Returns the number of a stop signal, or 0."""
-    settings, signals = job.settings, trainer.signals
+def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any], say: Say) -> None:
+    """Evaluate and predict at the end of a run, into `result` and files."""
+    settings = job.settings
     where = f"{result['task']}, seed {result['seed']}"
 
-    def metrics_after(update: int) -> tuple[dict[str, float], int]:
+    def metrics_after(update: int) -> dict[str, float]:
         # The end of training has evaluated the last one.
         evaluated, values = trainer.evaluated
-        stop_request = 0
         if update != evaluated:
-            values, stop_request = job.evaluate(job.engine, signals, update)
-        return {name: value for name, value in values.items() if name != "val_loss"}, stop_request
+            values, _ = job.evaluate(job.engine, trainer.signals, update)
+        return {name: value for name, value in values.items() if name != "val_loss"}
 
-    result["results"] = {}
+    result["results"] = metrics_after(result["updates"]) if settings.do_eval else {}
     if settings.do_eval:
-        result["results"], stop_request = metrics_after(result["updates"])
-        if stop_request:
-            return stop_request
         say(f"{where}: {line_of(result['results'])}")
     for name, assembler in job.data.test.items():
-        logits, stop_request = trainer.verifier.at_rest(partial(job.outputs, assembler, signals))
-        if stop_request:
-            return stop_request
+        logits, _ = trainer.verifier.at_rest(partial(job.outputs, assembler, trainer.signals))
         target = job.folder / "predictions" / f"{name}.tsv"
         # All ranks have the same logits; one writes.
         on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
@@ -348,12 +332,8 @@ def evaluate_and_predict(job: GlueJob, trainer: Trainer, result: dict[str, Any],
         saved = {int(path.name.removeprefix("checkpoint-")): path for path in job.folder.glob("checkpoint-*[0-9]")}
         for update, path in sorted(saved.items()):
             job.engine.load_weights(load_file(path / "model.safetensors"))
-            metrics, stop_request = metrics_after(update)
-            if stop_request:
-                return stop_request
-            result["checkpoints"][str(update)] = metrics
+            result["checkpoints"][str(update)] = metrics = metrics_after(update)
             say(f"{where}, update {update}: {line_of(metrics)}")
-    return 0
 
 
 def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:

@@ -33,14 +33,13 @@ from model.hf_format import load_config, load_network
 from trainer.batching import Batching
 from trainer.engine import Engine, Update
 from trainer.evaluation import gather_batch_rows
-from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
+from trainer.job import Evaluation, Identity, Job, Length, Progress, RunContext, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.sharding import put_on_device
 
-RESULTS = "eval_results.json"
 # Families that take a mask per query unchanged. transformers inspects a mask of [R, T], which waits for the device.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 # supported families; tests/encoders/glue/test_families.py checks that their padding is masked
@@ -71,8 +70,10 @@ class GlueJob(Job):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    def __init__(self, settings: GlueSettings, run_context: RunContext, data: TaskData) -> None:
-        """settings: those of this run, with its seed."""
+    def __init__(
+        self, settings: GlueSettings, run_context: RunContext, data: TaskData, made_with: Mapping[str, object]
+    ) -> None:
+        """settings: those of this run, with its seed. made_with: what a resume must share with it."""
         self.settings = settings
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
@@ -82,34 +83,22 @@ class GlueJob(Job):
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
         # Not in `compile_model`, which a run that only evaluates does not reach.
         set_up(self.device, self.dtype)
-        self.files = RunFiles(
-            self.folder / f"{data.name}_{self.folder.name}",
-            {"model": self.folder / "model"},
-            settings,
-            # leftovers of an earlier run with this seed
-            stale_patterns=[RESULTS, "checkpoint-*[0-9]"],
-        )
+        stem = self.folder / f"{data.name}_{self.folder.name}"
+        self.files = RunFiles(stem, {"model": self.folder / "model"}, settings)
         # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.tokenizer)
         self.model.train()
-        entries = {
-            **data.digests,
-            "row layout": {"seed": settings.seed},
-            "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
-        }
-        flags_to_check = {
-            "data": "--data_dir, --train_file, --dev_file, --test_file, --text, --label, --max_seq_len, --do_eval, --do_predict",
-            "tokenizer": settings.tokenizer_flag(),
-            "optimizer": "--layer_decay, --adam_bias_correction",
-        }
-        self.identity = Identity(entries, flags_to_check)
-        put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
+        # A checkpoint of version 1.0.0 has these two, and lacks most others.
+        optimizer = f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}"
+        of_1_0 = {"row layout": {"seed": settings.seed}, "optimizer": optimizer}
+        self.identity = Identity({**made_with, **of_1_0}, defaults=made_with)
+        put_on_device(self.model, made_with, settings.shard, self.ranks, self.device)
         # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
-        optimizer = build_adamw(
+        adamw = build_adamw(
             layer_groups(self.model, settings.weight_decay, settings.layer_decay),
             settings.learning_rate,
             eps=settings.adam_epsilon,
@@ -117,7 +106,7 @@ class GlueJob(Job):
         )
         self.engine = Engine(
             self.model,
-            [optimizer],
+            [adamw],
             self.loss,
             device=self.device,
             dtype=self.dtype,
@@ -125,21 +114,16 @@ class GlueJob(Job):
             grad_clip=settings.grad_clip,
             n_sums=4,
         )
-        epochs = settings.epochs or data.task.epochs
-        self.length = Length(math.ceil(epochs))
+        self.length = Length(flag="")
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
-            n_updates = self.batching.schedule(len(data.train.features.lengths)).n_updates
-            if settings.max_steps > 0:
-                self.length.max_updates = settings.max_steps
-                self.length.flag = "--max_steps"
-            elif self.length.epochs != epochs:
-                # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55 in
-                # floating point.
-                self.length.max_updates = math.ceil(round(epochs * n_updates, 6))
+            of_epoch = self.batching.schedule(len(data.train.features.lengths)).n_updates
+            # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55.
+            of_epochs = math.ceil(round((settings.epochs or data.task.epochs) * of_epoch, 6))
+            self.length.max_updates = settings.max_steps if settings.max_steps > 0 else of_epochs
             if settings.evaluate_during_training:
-                self.evaluation.eval_interval = settings.eval_interval or n_updates
+                self.evaluation.eval_interval = settings.eval_interval or of_epoch
         if settings.save_steps:
             # A range: a membership test without a list.
             self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)
@@ -171,22 +155,11 @@ class GlueJob(Job):
         return values, tokens
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in updates if --max_steps or a partial epoch ends the run, else in rows: another batch
-        size after a resume then leads to the same end."""
-        settings = self.settings
-        # Units of progress per update.
-        of_update = 1
-        done = progress.update
-        total = self.length.max_updates
-        if total == UNLIMITED:
-            of_update = self.batching.rows
-            done = update.epoch * update.n_rows + update.first_row
-            total = self.length.epochs * update.n_rows
-        warmup = int(settings.warmup_share * total)
-        if settings.warmup_steps is not None:
-            warmup = settings.warmup_steps * of_update
-        factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
-        return settings.learning_rate * max(0.0, factor)
+        settings, n_updates = self.settings, int(self.length.max_updates)
+        warmup = settings.warmup_steps
+        if warmup is None:
+            warmup = int(settings.warmup_share * n_updates)
+        return settings.learning_rate * ENCODER_SCHEDULES[settings.lr_schedule](progress.update, n_updates, warmup)
 
     # ---------------------------------------------------------------------------------------- evaluation and saving
 

@@ -12,6 +12,9 @@ from encoders.glue.tasks import METRICS, TASKS, task_list
 from encoders.schedules import ENCODER_SCHEDULES
 from trainer.settings import MachineSettings, OutputSettings, UpdateSettings
 
+# flags of run.py without effect
+IGNORED = ("model_type", "fp16_opt_level", "server_ip", "server_port")
+
 
 @dataclass(kw_only=True)
 class GlueOutput(OutputSettings):
@@ -130,13 +133,9 @@ class PublishedFlags(Settings):
     fp16: bool = switch(False, help="--dtype float16")
     model_type: str | None = setting(None, help="ignored: config.json determines it")
     fp16_opt_level: str | None = setting(None, help="ignored: an option of apex")
-    server_ip: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
-    server_port: str | None = setting(None, help="ignored: for a debugger", may_be_empty=True)
-
-    def ignored_flags(self) -> list[str]:
-        """Flags that are given and have no effect."""
-        names = ("model_type", "fp16_opt_level", "server_ip", "server_port")
-        return [f"--{name}" for name in names if getattr(self, name)]
+    # run.py's own defaults
+    server_ip: str = setting("", help="ignored: for a debugger", may_be_empty=True)
+    server_port: str = setting("", help="ignored: for a debugger", may_be_empty=True)
 
 
 @dataclass(kw_only=True)

@@ -57,7 +57,7 @@ DEFAULTS = {
         "overwrite_output_dir": False, "model_path": str(ROOT / "out/electra_small/discriminator"), "from_scratch": False,
         "dropout": None, "overwrite_cache": False, "kind": None, "train_file": None, "dev_file": None, "test_file": None,
         "text": ["text"], "label": "label", "no_cuda": False, "fp16": False, "model_type": None, "fp16_opt_level": None,
-        "server_ip": None, "server_port": None, "do_train": True, "epochs": None, "max_steps": -1, "batch_size": 32,
+        "server_ip": "", "server_port": "", "do_train": True, "epochs": None, "max_steps": -1, "batch_size": 32,
         "learning_rate": 0.0001, "num_seeds": 1, "warmup_share": 0.1, "layer_decay": 0.8, "do_eval": True, "do_predict": False,
         "evaluate_during_training": False, "eval_interval": None, "eval_batch_size": None, "eval_all_checkpoints": False,
         "lr_schedule": "separate_linear", "num_workers": 0,

@@ -209,6 +209,12 @@ class StopSignals:
         """From here on a stop signal waits for the end of the update."""
         self._armed = True
 
+    def disarm(self) -> None:
+        """From here on a stop signal ends the process at once; so does one that came since the last update."""
+        self._armed = False
+        if self.signum:
+            os._exit(128 + self.signum)
+
     @property
     def stop_request(self) -> int:
         """The stop signal received, EVENT if the caller's event is set, or 0."""

@@ -1,32 +1,34 @@
 """Fine-tuning. References: formulas written out, the same run without a stop, and what the leaderboard asks for."""
 
+import itertools
 import json
 import math
 import os
 import random
 import re
 import signal
-from types import SimpleNamespace
+import sys
+from functools import partial
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
 from common.files import remove
-from encoders.glue import command
-from encoders.glue.job import GlueJob, layer_groups, metrics_of
+from encoders.glue import command, job
+from encoders.glue.job import layer_groups, metrics_of
 from encoders.glue.settings import GlueSettings
 from encoders.glue.tasks import METRICS, TASKS
 from tests.encoders.glue.glue_helpers import arguments, complaint, fine_tune, make_place
-from tests.helpers import ROOT, before_update, records, write_records
+from tests.helpers import ROOT, before_calls, before_update, change_json, records, write_records
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.reporting.test_html_report import add
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.job import Length, Progress
+from trainer.job import Identity
 from trainer.reporting.records import METRICS as METRICS_CHART
 from trainer.reporting.records import RunRecords
 
@@ -42,18 +44,16 @@ def test_metrics_are_their_formulas():
     labels = np.array([1, 0, 1, 0, 0, 1, 0])
     tp, fp, fn, tn = 2, 2, 1, 2
     assert metrics_of(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
-    f1 = 2 * tp / (2 * tp + fp + fn)
-    assert metrics_of(TASKS["qqp"], logits, labels) == pytest.approx({"accuracy": 4 / 7, "f1": f1})
+    wanted = {"accuracy": 4 / 7, "f1": 2 * tp / (2 * tp + fp + fn)}
+    assert metrics_of(TASKS["qqp"], logits, labels) == pytest.approx(wanted)
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     assert metrics_of(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
 
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=50).astype(np.float32), generator.normal(size=50).astype(np.float32)
+    x, y = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     wanted = {"pearson": np.corrcoef(x, y)[0, 1], "spearman": np.corrcoef(*ranks)[0, 1]}
     assert metrics_of(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
-    constant = metrics_of(TASKS["stsb"], torch.ones(50, 1), y)
-    assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
+    assert all(map(math.isnan, metrics_of(TASKS["stsb"], torch.ones(50, 1), y).values()))
 
 
 def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
@@ -118,39 +118,40 @@ def test_a_run_has_the_epochs_of_its_task_or_a_part_of_one(place, tmp_path):
         assert groups.call_args.args[2] == 0.7
 
 
-def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, tmp_path):
-    """References: the evaluations of the training itself; rise to the rate in int(share * updates), linear fall to 0."""
+def test_checkpoints_are_kept_and_evaluated(place, tmp_path):
+    """Reference: the evaluations of the training itself."""
     options = {"max_steps": 7, "save_steps": 3, "eval_all_checkpoints": 1, "evaluate_during_training": 1}
-    found = fine_tune(place, tmp_path, task="stsb", eval_interval=3, warmup_share=0.3, **options)["stsb"]["seeds"]["42"]
-    folder = tmp_path / "stsb" / "seed_42"
+    found = fine_tune(place, tmp_path, task="stsb", eval_interval=3, **options)["stsb"]["seeds"]["42"]
     assert found["updates"] == 7 and found["checkpoints"].keys() == {"3", "6"}
-    lines = records(folder / "stsb_seed_42.metrics.jsonl", None)
-    evaluated = {line["update"]: line["pearson"] for line in lines if "val_loss" in line}
+    evaluations = records(tmp_path / "stsb" / "seed_42" / "stsb_seed_42.metrics.jsonl", "val_loss")
+    evaluated = {line["update"]: line["pearson"] for line in evaluations}
     assert evaluated.keys() == {3, 6, 7} and len(set(evaluated.values())) == 3
-    kept = {update: values["pearson"] for update, values in found["checkpoints"].items()}
-    assert kept == {"3": evaluated[3], "6": evaluated[6]}
-    for line in lines:
-        if "lr" in line:
-            t = line["update"] - 1
-            assert line["lr"] == pytest.approx(3e-3 * (t / 2 if t < 2 else (7 - t) / 5))
+    assert all(values["pearson"] == evaluated[int(update)] for update, values in found["checkpoints"].items())
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20), ("lost model", None)])
+@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20), ("late signal, lost model", None)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     """In the second seed, in the middle (update 15 of all), before its evaluation (20) or after it: 20 examples make 5 updates, twice."""
     options = {"num_seeds": 2, "save_interval": 3, "do_predict": 1}
     whole = fine_tune(place, tmp_path / "whole", **options)
     part = arguments(place, tmp_path / "part", **options)
     if how == "kill":
-        with before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
+        # what a checkpoint of version 1.0.0 has of it
+        names = ("tokenizer", "data", "model (--model_path, --from_scratch)", "row layout", "optimizer")
+        of_1_0 = mock.patch.object(job, "Identity", lambda now, **_: Identity({name: now[name] for name in names}))
+        with of_1_0, before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
             train_glue.main(part)
     elif how == "signal":
         with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
             assert train_glue.main(part) == 128 + signal.SIGTERM
     else:
-        no_predictions = mock.patch.object(command, "write_predictions", side_effect=[None, ArithmeticError])
-        with no_predictions, pytest.raises(ArithmeticError):
+        # All is saved, so it ends the process at once.
+        numbers = itertools.count()
+        late = before_calls(
+            command, "write_predictions", lambda *_: next(numbers) and os.kill(os.getpid(), signal.SIGTERM)
+        )
+        with late, mock.patch.object(os, "_exit", sys.exit), pytest.raises(SystemExit, match="143"):
             train_glue.main(part)
         remove(tmp_path / "part" / "cola" / "seed_43" / "model")
     capsys.readouterr()
@@ -165,7 +166,6 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     fine_tune(place, tmp_path, epochs=1)
     old = (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text()
-    assert json.loads(old)["seed"] == 42
     assert "already holds results" in complaint(capsys, place, tmp_path, epochs=1)
     assert (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text() == old
     found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
@@ -176,9 +176,7 @@ def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
 
 
 def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
-    def line(**changes):
-        return complaint(capsys, place, tmp_path / "out", **changes)
-
+    line = partial(complaint, capsys, place, tmp_path / "out")
     assert "--data_dir" in line(data_dir=tmp_path / "nowhere")
     assert "neither a folder CoLA" in line(task="all", data_dir=tmp_path)
     assert "--task colla: not one of cola, sst2" in line(task="cola,colla")
@@ -207,24 +205,24 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
         --server_port x"""
     assert train_glue.main(line.split()) == 0
     printed = capsys.readouterr().out
-    ignored_flags = "--model_type, --fp16_opt_level, --server_ip, --server_port"
-    assert f"ignored, since they have no effect here: {ignored_flags}\n" in printed
+    for ignored in ("model_type bert", "fp16_opt_level O1", "server_ip x", "server_port x"):
+        assert f"warning: --{ignored} has no effect: run.py needed it\n" in printed
     found = json.loads((tmp_path / "cola" / "seed_42" / "eval_results.json").read_text())
     # 20 examples are two updates of 2 x 5, three times.
     assert found["updates"] == 6 and found["results"].keys() == {"matthews"}
-    assert found["made_with"]["batch_size"] == 5 and found["made_with"]["grad_clip"] == 1
+    assert found["made_with"]["examples of an update"] == 10 and found["made_with"]["grad_clip"] == 1
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
 
 
-@pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
-def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
-    """Three epochs of 1,000 rows, or 100 updates; then a linear decay to 0."""
-    settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
-    job = SimpleNamespace(settings=settings, batching=SimpleNamespace(rows=32), length=length)
-    for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
-        epoch, row = divmod(30 * percent, 1000)
-        update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)
-        assert GlueJob.learning_rate(job, update, Progress(update=percent)) == pytest.approx(factor)
+def test_the_rate_counts_updates_as_in_the_published_script(place, tmp_path, capsys):
+    """Reference: transformers' schedule, which run.py takes. 20 examples are updates of 8, 8 and 4, twice."""
+    options = {"learning_rate": 0.01, "log_interval": 1, "warmup_share": 0.4}
+    fine_tune(place, tmp_path, batch_size=8, **options)
+    lines = records(tmp_path / "cola" / "seed_42" / "cola_seed_42.metrics.jsonl")
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    (factor,) = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=6).lr_lambdas
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * factor(update) for update in range(6)])
+    assert "another examples of an update" in complaint(capsys, place, tmp_path, from_resume=1, **options)
 
 
 def test_flags_of_the_published_script_mean_what_they_meant():
@@ -233,7 +231,7 @@ def test_flags_of_the_published_script_mean_what_they_meant():
     assert (settings.task, settings.device, settings.dtype, settings.batch_size) == ("mrpc", "cpu", "float16", 8)
     assert (settings.grad_clip, settings.lower_case, settings.log_interval) == (0.5, False, 7)
     # Alone, as it was published: the models of every 500 updates.
-    assert settings.save_steps == 500 and settings.ignored_flags() == []
+    assert settings.save_steps == 500 and settings.server_ip == ""
     assert GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
 
 
@@ -269,7 +267,10 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     first = fine_tune(place, out, epochs=1)
     checkpoints = out / "cola" / "seed_42" / "cola_seed_42_resume"
     assert not checkpoints.exists()
-    # As after a kill between the results and the end
+    # As version 1.0.0 left it, and as after a kill between the results and the end
+    made_with = first["cola"]["seeds"]["42"]["made_with"]
+    del made_with["examples of an update"]
+    change_json(checkpoints.with_name("eval_results.json"), made_with=made_with)
     checkpoints.mkdir()
     (checkpoints / "update_9.pt").touch()
     with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
@@ -286,8 +287,7 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
 
 
 def test_the_metrics_of_every_task_have_a_chart_and_a_figure(tmp_path):
-    names = {name for task in TASKS.values() for name in task.metrics}
-    names |= {name for of_kind in METRICS.values() for name in of_kind}
+    names = {name for metrics in (*(task.metrics for task in TASKS.values()), *METRICS.values()) for name in metrics}
     line = {"tokens": 1, "loss": 2.0, **dict.fromkeys(names, 0.25), "accuracy-mm": 0.125}
     run = RunRecords.read(add(tmp_path / "a.metrics.jsonl", line))
     assert {curve.field for curve in run.curves(METRICS_CHART)} == {*names, "accuracy-mm"}

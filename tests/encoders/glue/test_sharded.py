@@ -43,22 +43,17 @@ def results(folder):
     return json.loads((folder / "eval_results.json").read_text())["cola"]
 
 
-def losses(folder):
-    return helpers.losses(folder / "cola" / "seed_42" / "cola_seed_42.metrics.jsonl")
-
-
 def model_file(folder, name="model"):
     return folder / "cola" / "seed_42" / name / "model.safetensors"
 
 
 def test_a_run_is_that_of_whole_models(folder):
-    assert len(losses(folder / "none")) == 8
-    assert losses(folder / "full") == pytest.approx(losses(folder / "none"), rel=1e-5)
+    full, none = (helpers.losses(*(folder / shard).rglob("*.metrics.jsonl")) for shard in ("full", "none"))
+    assert len(none) == 8 and full == pytest.approx(none, rel=1e-5)
     sharded, whole = (results(folder / shard)["seeds"]["42"] for shard in ("full", "none"))
     assert sharded["results"] == whole["results"] and sharded["checkpoints"] == whole["checkpoints"]
     assert sharded["checkpoints"].keys() == {"3", "6"}
-    predictions = [next((folder / shard).rglob("CoLA.tsv")).read_text() for shard in ("full", "none")]
-    assert predictions[0] == predictions[1]
+    assert len({next((folder / shard).rglob("CoLA.tsv")).read_text() for shard in ("full", "none")}) == 1
     # As the run with whole models saves them, under the name of the class that transformers knows
     for name in ("model", "checkpoint-3"):
         weights, expected = (load_file(model_file(folder / shard, name)) for shard in ("full", "none"))

@@ -99,6 +99,12 @@ def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
             now[0] += 60
         assert left[1:] == [128 + signal.SIGINT]
+    # Once all is saved, the first one does.
+    with StopSignals() as signals:
+        signals.arm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.disarm()
+        assert left[2:] == [128 + signal.SIGTERM]
 
 
 def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeypatch):
