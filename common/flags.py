@@ -142,3 +142,10 @@ class Parser(argparse.ArgumentParser):
             raise UserError(message)
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)
+
+
+def as_text(value: object) -> str:
+    """A value as a flag takes it."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

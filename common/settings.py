@@ -126,6 +126,11 @@ class Settings:
         settings.fix_paths()
         return settings, words
 
+    @classmethod
+    def of_file(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that {setting: value} of a --config file gives."""
+        return values
+
     def fix_paths(self) -> None:
         """Make paths absolute: the program that calls may change its current folder. `values` has them as they were given."""
         # OSError: the current folder was removed, and no relative path leads anywhere.
@@ -257,7 +262,7 @@ class SettingsParser(Parser):
         if "config" in values:
             self.error("config: not possible within a settings file")
         self.error_prefix = ""
-        return values
+        return self.settings_class.of_file(values)
 
 
 # ---------------------------------------------------------------------------------------------------- files of settings

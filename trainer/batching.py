@@ -53,6 +53,15 @@ class Batching:
         """Rows of a micro-batch, whichever ranks share it."""
         return self.micro_rows * self.ranks.sharing
 
+    def updates_in(self, interval: int) -> float:
+        """Updates in an interval of so many micro-batches, as flags count them."""
+        return interval * self.flag_rows / self.rows
+
+    def completes(self, interval: int, before: int, after: int) -> bool:
+        """Whether one of a rank's micro-batches `before` to `after` completes a multiple of the interval, by rows; never for 0."""
+        rows, rows_at_once = interval * self.flag_rows, self.micro_rows * self.ranks.world_size
+        return interval > 0 and after * rows_at_once // rows > before * rows_at_once // rows
+
     def schedule(self, n_rows: int, start_row: int = 0) -> UpdateSchedule:
         """Distribution of an epoch's rows, from start_row on."""
         return UpdateSchedule(n_rows, self.rows, self.micro_rows, self.ranks.world_size, start_row)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.processes import restart_clock
+from common.wording import announce
 from model.config import ModelConfig, parameter_count
 from model.weight_record import tokenizer_beside
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
-from trainer.budget.plan import plan_path, refuse_forgotten_budget, write_plan
+from trainer.budget.plan import refuse_forgotten_budget
 from trainer.budget.planner import plan_run
 from trainer.calls import Caller, Result
 from trainer.job import RunContext, RunFiles
@@ -76,10 +77,13 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
             on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, run_context, job_class.kind)
+        planned = plan_run(settings, run_context, free, job_class.kind)
         if planned is None:
             return 0
         settings = planned
+    elif settings.planned_for and not settings.from_resume:
+        line = f"note: --config has a plan for {settings.planned_for}: its updates are trained, without planning and without a clock"
+        on_main(run_context.ranks, partial(announce, line))
     elif settings.from_resume:
         on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
     parts = open_run(settings, run_context, free, job_class.kind)
@@ -93,14 +97,10 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""
-    write = partial(write_plan, parts.settings, parts.stem, parts.ranks)
-    job.files.write_at_start = {**job.files.write_at_start, plan_path(parts.stem): write}
-    # Without the budget: the plan is in the other settings.
-    recorded = replace(parts.settings, budget=None, budget_tokens=None, budget_flops=None)
     if is_kept(parts.tokenizer):
         # The folder that it was read from may be emptied, as that of a plan.
-        recorded.tokenizer_path = str(tokenizer_beside(job.files.outputs["weights"]))
-    job.files.settings = recorded
+        beside = str(tokenizer_beside(job.files.outputs["weights"]))
+        job.files.settings = replace(parts.settings, tokenizer_path=beside)
     exit_code = Trainer(job, run_context).run()
     if run_context.caller:
         run_context.caller.result = result_of(job.files, exit_code)

@@ -361,10 +361,10 @@ class Trainer:
         An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: an
         interval of 100 ends with the update that contains the 100th.
         """
-        end, size = self.progress.step + 1, update.last_step + 1 - update.first_step
         if self.job.evaluation.counts_updates:
-            end, size = self.progress.update, 1
-        return interval > 0 and end // interval > (end - size) // interval
+            return interval > 0 and self.progress.update % interval == 0
+        end = self.progress.step + 1
+        return self.batching.completes(interval, end - (update.last_step + 1 - update.first_step), end)
 
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Record and report the outcomes of updates of the current epoch.
@@ -393,7 +393,7 @@ class Trainer:
         """
         progress, interval, schedule = self.progress, self.settings.log_interval, self.schedule
         micro_batches = self.batching.micro_batches
-        is_due = step % interval == 0
+        is_due = self.batching.completes(interval, step - 1, step)
         if self.job.evaluation.counts_updates:
             update_number, micro_batch = divmod(step, micro_batches)
             # A line covers whole updates.

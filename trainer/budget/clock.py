@@ -268,7 +268,7 @@ def clock_of(parts: Parts) -> Clock | None:
     # An evaluation computes the whole head.
     context, config = mean_context(first_plan), parts.model.config
     whole_head = flops_per_token(config, context) / flops_per_token(config, context, settings.sampled_softmax)
-    interval = settings.eval_interval // parts.batching.micro_batches
+    interval = int(parts.batching.updates_in(settings.eval_interval))
     return Clock(
         seconds_of(settings.budget),
         seconds_since_start(),

@@ -1,13 +1,12 @@
 """Costs of a planned run by model size (seconds, memory, floating-point operations), and the text that it can train on.
 
 Seconds are estimated: FLOPs of an update / (FLOP/s of large matrix products * utilisation). The utilisation was measured on two
-cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing some sizes (`measure`) corrects the estimates.
+cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing some sizes (timing.py) corrects the estimates.
 """
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,29 +14,23 @@ import torch
 from common.processes import seconds_since_start
 from common.wording import announce
 from dataset.corpus import EVAL_ROWS, MIN_DOCUMENTS, Corpus
-from dataset.loader import to_device
-from dataset.packing import RowPlan, Totals
+from dataset.packing import RowPlan
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import ModelConfig, parameter_count
 from model.induction import supports_induction
-from model.model_minimind import MiniMindLM
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
 from trainer.budget.compile_times import CompileTimes
 from trainer.budget.difficulty import difficulty_of
-from trainer.cuda_graphs import may_record
-from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
-from trainer.machine.compiling import PRODUCT_RATE, compile_blocks, failure_to_compile
-from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks, first_rank_first, on_main
+from trainer.machine.compiling import PRODUCT_RATE, failure_to_compile
+from trainer.machine.rank import ONE_RANK, Ranks
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
-from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.sampled_head import HeadSampler, rows_targets
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
+from trainer.pretrain.sampled_head import rows_targets
+from trainer.pretrain.settings import PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -58,23 +51,12 @@ MUON_UTILISATION = 0.7
 ENTRY_SECONDS = {"cpu": 6e-9, "cuda": 5e-11, "mps": 5e-10}
 # Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
 MIN_COMPILED_GAIN = 1.35
-# Budgets of so many seconds find faults of a CPU by --verify_every; one update of 100 twice is 1 % of the time. On a GPU some kernels
-# do not give the same bits twice, and its cost is not measured.
-SECONDS_TO_VERIFY = 3600.0
-VERIFY_EVERY = 100
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MAX_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Maximum share of the training time for evaluations before the last one, and their maximum number
 EVALUATION_SHARE = 0.02
 MAX_EVALUATIONS = 10
-# Minimum number of updates that a measurement times, for a median; at most the share below of the run's updates
-TIMED = 5
-MEASURED_SHARE_OF_UPDATES = 0.05
-# Minimum length of a measurement, as a share of the budget, and its upper bound: just after an installation, updates took
-# 0.56 s at first and 0.33 s in the run.
-TIMED_SHARE = 0.01
-MAX_TIMED_S = 10.0
 # Ids of `--sampled_softmax`: the most distinct targets of some rows, and this share of the vocabulary to draw, at most MOST_DRAWN;
 # rounded up to a multiple that suits matrix products. A sample of more than MAX_HEAD_SHARE of all ids gains little.
 DRAWN_SHARE = 1 / 16
@@ -119,23 +101,18 @@ class Text:
         return self.rows.n_pairs / max(1, math.ceil(self.rows.n_rows / rows))
 
 
-def count_text(
-    settings: PretrainSettings, ranks: Ranks, kind: TextKind = DOCUMENTS, difficulty: float | None = None
-) -> Text:
+def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficulty: float | None = None) -> Text:
     """Tokenise new text, and count. difficulty: of the same text, if it is known. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
-    if settings.dry_run and difficulty is None and ranks.is_main:
+    corpus = open_corpus(settings, encoder, ONE_RANK, kind)
+    if settings.dry_run and difficulty is None:
         for line in corpus.notices:
             announce(line)
     is_free = not {"val_path", "val_fraction"} & settings.user_set
-    # Asked of rank 0: the next line is for all ranks, or for none.
-    share = on_main(ranks, partial(share_to_hold_out, corpus, encoder)) if is_free else 0.0
-    if share:
-        settings = replace(settings, val_fraction=share)
-        corpus = first_rank_first(ranks, partial(open_corpus, settings, encoder, ranks, kind))
+    if is_free and (share := share_to_hold_out(corpus, encoder)):
+        corpus = open_corpus(replace(settings, val_fraction=share), encoder, ONE_RANK, kind)
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = rows.row_targets(0, rows.n_rows)
@@ -178,45 +155,67 @@ def sampled_ids(distinct: int, vocab_size: int) -> int:
     return n_ids if n_ids <= MAX_HEAD_SHARE * vocab_size else 0
 
 
+def head_ids_for(settings: PretrainSettings, text: Text, device: str) -> int:
+    """`--sampled_softmax` of a planned run; 0: the whole vocabulary. device: its type."""
+    if "sampled_softmax" in settings.fixed:
+        return settings.sampled_softmax
+    # On a GPU the head is a small part, and a CUDA graph cannot have another sample for each update. Fine-tuning was not measured.
+    if device != "cpu" or settings.from_weight != "none":
+        return 0
+    distinct = max(len(set(row)) for row in rows_targets(text.corpus).tolist())
+    return sampled_ids(distinct, text.vocab_size)
+
+
+class Machine(NamedTuple):
+    """rate: FLOP/s of large products, all ranks together, on a CPU at most PRODUCT_RATE per thread. memory: bytes that a rank may
+    take; None: unknown. device: its type. dtype: of products."""
+
+    rate: float
+    memory: float | None
+    device: str
+    dtype: torch.dtype = torch.bfloat16
+    ranks: Ranks = ONE_RANK
+
+
+class Timed(NamedTuple):
+    """Seconds of a micro-batch, of the rest of an update, and of a first update of two micro-batches, which compiles."""
+
+    micro_batch: float
+    rest: float
+    first: float
+
+
+# What: the price of a run of any size. The planner compares hundreds of sizes, so prices are formulas of a few numbers. Which way was
+# not taken: training each size for a moment, which takes longer than a short budget. So only the best size is timed, and its ratio to
+# the formula corrects those of about its width. Why these numbers are told, and nothing is asked for: rank 0 plans alone, and
+# what all ranks must do together (timing.py) goes through one place in planner.py; and a test can tell any machine.
 @dataclass
 class RunCosts:
-    """Costs of runs with these settings on this text and machine, and their budget. A collective: all ranks make one.
+    """Costs of runs with these settings on this text and machine, and their budget.
 
-    product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at most PRODUCT_RATE per thread. available_memory:
-    bytes that a rank may take; None: unknown.
+    settings: what the user leaves open has the planned value where one is known before the size: optimizer, dtype, tokenizer_path.
     """
 
     settings: PretrainSettings
     text: Text
-    ranks: Ranks
-    device: torch.device
-    dtype: torch.dtype
-    product_rate: float
-    available_memory: float | None = None
-    # False: the whole head, unless the user says otherwise
-    may_sample_head: bool = True
+    machine: Machine
+    # `--sampled_softmax`; 0: the whole vocabulary
+    head_ids: int = 0
+    # The run will be compiled.
+    compiled: bool = False
     # {width: measured / estimated seconds of an update}: seconds per FLOP depend on the width more than on the depth
     corrections: dict[int, float] = field(default_factory=dict)
+    # `compile_key` of the code that a measurement has compiled
+    compiled_key: str = ""
+    compile_times: CompileTimes = field(default_factory=CompileTimes)
 
     def __post_init__(self) -> None:
-        # names of the settings that a plan leaves as they are
-        self.fixed = self.settings.user_set | self.settings.fixed_in_plans
-        if self.settings.from_weight != "none":
-            # Existing weights have a fixed shape.
-            self.fixed |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
-        self.optimizer = self.settings.optimizer if "optimizer" in self.fixed else "muon"
-        self.n_prompts = len(read_prompts(self.settings.sample_prompts))
-        self.max_passes = laws.max_passes(self.settings.from_weight)
+        settings = self.settings
+        self.fixed = settings.fixed
+        self.max_passes = laws.max_passes(settings.from_weight)
+        self.n_prompts = len(read_prompts(settings.sample_prompts))
         # a budget of time
-        self.seconds = seconds_of(self.settings.budget) if self.settings.budget else None
-        is_long = self.seconds is not None and self.seconds >= SECONDS_TO_VERIFY
-        if is_long and self.device.type == "cpu" and "verify_every" not in self.fixed:
-            self.settings = replace(self.settings, verify_every=VERIFY_EVERY)
-        self.compile_times = CompileTimes()
-        # `compile_key` of the code that a measurement has compiled
-        self.compiled_key = ""
-        # The run will be compiled. Rank 0 decides: some nodes may have a compiler, and others none.
-        self.compiled = on_main(self.ranks, lambda: self.is_worth_compiling(self.compile_times.least()))
+        self.seconds = seconds_of(settings.budget) if settings.budget else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -227,24 +226,15 @@ class RunCosts:
         """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
         if "init_scheme" in self.fixed:
             return self.settings.init_scheme
-        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
+        has_planned_rates = (
+            self.settings.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & self.fixed
+        )
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
-
-    @cached_property
-    def head_ids(self) -> int:
-        """`--sampled_softmax` of a plan's run; 0: the whole vocabulary."""
-        if "sampled_softmax" in self.fixed:
-            return self.settings.sampled_softmax
-        # On a GPU the head is a small part, and a CUDA graph cannot have another sample for each update. Fine-tuning was not measured.
-        if self.device.type != "cpu" or self.settings.from_weight != "none" or not self.may_sample_head:
-            return 0
-        distinct = max(len(set(row)) for row in rows_targets(self.text.corpus).tolist())
-        return sampled_ids(distinct, self.text.vocab_size)
 
     def is_worth_compiling(self, seconds: float) -> bool:
         """Returns whether to compile a run that it takes so many seconds for: with a budget of time decided here, so that the run
         does what was planned; else a guess."""
-        choice, device_type = self.settings.use_compile, self.device.type
+        choice, device_type = self.settings.use_compile, self.machine.device
         if choice == "0" or (choice == "auto" and device_type not in PRODUCT_RATE):
             return False
         left = self.seconds_left
@@ -257,9 +247,9 @@ class RunCosts:
         """Name of the code that a run of this model compiles, with any number of layers: all blocks are alike."""
         heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
         model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
-        rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.dtype}"
+        rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.machine.dtype}"
         rows += f", {self.head_ids or 'all'} ids"
-        return f"{model}; {rows}; {self.device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        return f"{model}; {rows}; {self.machine.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
     def compile_seconds(self, config: ModelConfig, batching: Batching) -> float:
         """Seconds that a run of this model takes to compile; 0: not compiled, or its code is from a measurement."""
@@ -268,9 +258,9 @@ class RunCosts:
 
     def estimated_seconds(self, config: ModelConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
-        H, ranks = config.hidden_size, self.ranks
+        H, ranks = config.hidden_size, self.machine.ranks
         context, utilisation = self.text.context, GPU_UTILISATION
-        if self.device.type == "cpu":
+        if self.machine.device == "cpu":
             context += CPU_SCORES * max(self.text.rows.T - laws.USUAL_ROW, 0)
             utilisation = CPU_UTILISATION + CPU_UTILISATION_PER_DOUBLING * math.log2(H / 128)
             utilisation = min(max(utilisation, MIN_UTILISATION), MAX_UTILISATION)
@@ -278,7 +268,7 @@ class RunCosts:
         work = rows * self.text.rows.T * flops / utilisation
         if not compiled:
             work *= EAGER_SLOWDOWN
-        if self.optimizer == "muon":
+        if self.settings.optimizer == "muon":
             # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
             weights = parameter_count(config) - config.vocab_size * H
             muon_flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
@@ -286,8 +276,8 @@ class RunCosts:
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += muon_flops / MUON_UTILISATION * times
         return (
-            work / self.product_rate
-            + ENTRY_SECONDS[self.device.type] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
+            work / self.machine.rate
+            + ENTRY_SECONDS[self.machine.device] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
         )
 
     def update_seconds(self, config: ModelConfig, rows: int) -> float:
@@ -322,103 +312,26 @@ class RunCosts:
             affordable = EVALUATION_SHARE * training_seconds / self.evaluation_seconds(config, batching.rows)
             return int(min(affordable, MAX_EVALUATIONS))
         # At most one after each update
-        updates_between = max(self.settings.eval_interval / batching.micro_batches, 1.0)
+        updates_between = max(batching.updates_in(self.settings.eval_interval), 1.0)
         return int(training_seconds / self.update_seconds(config, batching.rows) / updates_between)
 
-    def memory(self, config: ModelConfig, batch_size: int) -> float:
-        """Peak memory in bytes, with micro-batches of this many rows."""
+    def memory(self, config: ModelConfig, batching: Batching) -> float:
+        """Peak memory in bytes."""
         # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
-        compiled = self.compiled and self.device.type != "cuda"
-        T = self.text.rows.T
-        return training_bytes(config, batch_size, T, self.settings, self.dtype, self.device, self.ranks, compiled)
+        machine, T = self.machine, self.text.rows.T
+        compiled = self.compiled and machine.device != "cuda"
+        device, rows = torch.device(machine.device), batching.batch_size
+        return training_bytes(config, rows, T, self.settings, machine.dtype, device, machine.ranks, compiled)
 
     def token_flops(self, config: ModelConfig) -> float:
         """Of a run of this model."""
         return flops_per_token(config, self.text.context, self.head_ids)
 
-    def measure(self, config: ModelConfig, batching: Batching, updates: int, compiled: bool) -> None:
-        """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it.
-
-        Only the last measurement may be compiled: its code serves the run.
-        """
-        ranks = self.ranks
-        times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
-        micro_batch, rest, first = self.timed(config, batching, times, compiled)
-        if ranks.memory is not None:
-            ranks.memory.give_back(ranks.rank)
-        # All ranks must plan with the same numbers.
-        measured = on_main(ranks, lambda: micro_batch * batching.micro_batches + rest)
+    def learn(self, config: ModelConfig, batching: Batching, timed: Timed, compiled: bool) -> None:
+        """Correct the estimates by what was timed. Only the last one may be compiled: its code serves the run."""
         if compiled:
             self.compiled_key = self.compile_key(config, batching)
-            if ranks.is_main:
-                self.compile_times.remember(self.compiled_key, first - 2 * micro_batch - rest)
-        factor = measured / self.estimated_seconds(config, batching.rows, compiled)
-        self.corrections[config.hidden_size] = min(factor, MAX_CORRECTION[self.device.type])
-
-    def timed(self, config: ModelConfig, batching: Batching, times: int, compiled: bool) -> tuple[float, float, float]:
-        """Returns (seconds of a micro-batch on this rank, of the rest of an update, of a first update of two
-        micro-batches, which compiles), measured on the text itself: the time of some kernels depends on repeated tokens, and on
-        several documents in a row.
-
-        The first two are medians of at least `times` updates, and of more for a share of the budget: a machine may be slower at first than later
-        in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
-        other, as in the run.
-        """
-        device, dtype, ranks = self.device, self.dtype, self.ranks
-        text, rows = self.text, batching.micro_rows
-        sampler = None
-        if self.head_ids:
-            sampler = HeadSampler(rows_targets(text.corpus), config.vocab_size, self.head_ids, self.settings.seed)
-        recomputes = self.settings.gradient_checkpointing
-        recipe = text.rows.recipe(range(min(rows, text.rows.n_rows)))
-        batch = text.corpus.assembler(rows)[recipe]
-        batch = to_device(batch, device)
-        may_use_graphs = self.settings.cuda_graphs != "0" and sampler is None
-        model = MiniMindLM(config).train()
-        if recomputes:
-            model.checkpoint_activations()
-        engine = make_engine(
-            model,
-            partial(pretrain_loss, model, head_sampler=sampler),
-            replace(self.settings, optimizer=self.optimizer),
-            n_sums=n_sums(config),
-            identity={},
-            cuda_graphs=may_record(may_use_graphs, device, ranks, dtype, recomputes, config.dropout),
-            dtype=dtype,
-            ranks=ranks,
-            device=device,
-        )
-        # Also without compiling: it prepares the device for eager code as the run does.
-        choice = "1" if compiled else "0"
-        compile_blocks(model.compile_training, choice, device, (rows, text.rows.T), dtype=dtype)
-        totals = Totals(batch.n_targets, batch.n_documents)
-        micro_batch = partial(engine.micro_batch, batch, totals)
-
-        def last_of_update() -> None:
-            # Ranks may exchange gradients in its backward pass.
-            micro_batch(last=True)
-            engine.update(1e-6)
-
-        def first_update() -> None:
-            micro_batch()
-            last_of_update()
-
-        first_seconds = seconds(first_update, device)
-        if engine.graphs is not None:
-            # This one records them.
-            micro_batch()
-        assert self.seconds is not None, "only a budget of time is timed"
-        least = min(TIMED_SHARE * self.seconds, MAX_TIMED_S)
-        micro_batch_seconds: list[float] = []
-        last_seconds: list[float] = []
-
-        def is_too_short() -> bool:
-            return sum(micro_batch_seconds) + sum(last_seconds) < least
-
-        # Rank 0 decides: all ranks must time as many.
-        while len(last_seconds) < times or on_main(ranks, is_too_short):
-            micro_batch_seconds.append(seconds(micro_batch, device))
-            last_seconds.append(seconds(last_of_update, device))
-        engine.close()
-        of_micro_batch = median(micro_batch_seconds)
-        return of_micro_batch, median(last_seconds) - of_micro_batch, first_seconds
+            self.compile_times.remember(self.compiled_key, timed.first - 2 * timed.micro_batch - timed.rest)
+        seconds = timed.micro_batch * batching.micro_batches + timed.rest
+        factor = seconds / self.estimated_seconds(config, batching.rows, compiled)
+        self.corrections[config.hidden_size] = min(factor, MAX_CORRECTION[self.machine.device])

@@ -1,7 +1,6 @@
-"""Output of a plan: the settings of the run, the lines for the user, and the file from which a resume reads the plan.
+"""Output of a plan: the settings of the run, the lines for the user, and what a resume takes from the plan of its run.
 
-A resume needs the plan before it knows the model's width. The plan is stored with the files of its run, as
-`out/pretrain_384.plan.yaml` beside `out/pretrain_384.pth`, so a later run of the same name moves both away together.
+A plan is settings with a budget, those of `out/pretrain_384.settings.yaml`. A resume needs them before it knows the model's width.
 """
 
 import dataclasses
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.flags import as_text
 from common.processes import seconds_since_start
-from common.settings import field_default, flags_of, write_settings
+from common.settings import field_default, flags_of, read_plain
 from common.start import script_path, shell_line
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.corpus import MIN_DOCUMENTS
 from model.config import ModelConfig
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
-from trainer.machine.ranks import Ranks
+from trainer.machine.rank import Ranks
 from trainer.pretrain.settings import (
     BUDGETS,
     DEFAULT_TOKENIZER,
@@ -50,9 +50,7 @@ PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
 PLANNED |= {"verify_every"}
 # Not repeated by the command of a plan: some would plan again, and how processes share a run depends on the machine.
-NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "dist_timeout", "cpu_processes")
-# Counted in micro-batches of one rank
-IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
+NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "dist_timeout", "cpu_processes", "rows_per_update")
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,9 @@ class BudgetPlan:
 
 
 def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
-    """{name: planned value} of the settings that the user does not give."""
-    config = plan.config
-    steps = plan.batching.micro_batches
+    """{name: planned value} of the settings that the user does not give. Counts of micro-batches are those of one process."""
+    config, settings, batching = plan.config, costs.settings, plan.batching
+    steps = batching.rows // batching.batch_size
     micro_batches = plan.updates * steps
     chosen: dict[str, Any] = {
         "hidden_size": config.hidden_size,
@@ -89,14 +87,14 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "init_scheme": costs.init_scheme(config),
-        "optimizer": costs.optimizer,
+        "optimizer": settings.optimizer,
         "learning_rate": laws.SIDE_RATE,
         "weight_decay": laws.WEIGHT_DECAY,
         "lr_schedule": "wsd",
         "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
-        "batch_size": plan.batching.batch_size,
+        "batch_size": batching.batch_size,
         "accumulation_steps": steps,
-        "max_seq_len": costs.settings.max_seq_len,
+        "max_seq_len": settings.max_seq_len,
         "max_updates": plan.updates,
         "sampled_softmax": costs.head_ids,
         "val_fraction": costs.text.corpus.val_fraction,
@@ -104,26 +102,26 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
-    if costs.settings.tokenizer_path != DEFAULT_TOKENIZER:
-        chosen["tokenizer_path"] = costs.settings.tokenizer_path
-    if "lr_schedule" not in costs.fixed or costs.settings.lr_schedule == "wsd":
+    if settings.tokenizer_path != DEFAULT_TOKENIZER:
+        chosen["tokenizer_path"] = settings.tokenizer_path
+    if "lr_schedule" not in costs.fixed or settings.lr_schedule == "wsd":
         chosen["decay_share"] = laws.DECAY_SHARE
     # Only if the planner has changed it: a default need not be named.
-    if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
-        chosen["dtype"] = costs.settings.dtype
-    if costs.settings.verify_every:
-        chosen["verify_every"] = costs.settings.verify_every
-    if costs.device.type != "cuda" and "save_minutes" not in costs.fixed:
+    if settings.dtype != field_default(PretrainSettings, "dtype"):
+        chosen["dtype"] = settings.dtype
+    if settings.verify_every:
+        chosen["verify_every"] = settings.verify_every
+    if costs.machine.device != "cuda" and "save_minutes" not in costs.fixed:
         # A run on CUDA saves by minutes, see SaveTimer.
         updates_between_saves = min(plan.updates / SAVES, MAX_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.text.evaluated:
-        evaluations = costs.evaluations(config, plan.batching, plan.seconds)
+        evaluations = costs.evaluations(config, batching, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
         # Without a clock, the run itself decides whether compiling pays.
         chosen["use_compile"] = "1" if costs.compiled else "0"
-    if costs.optimizer == "muon":
+    if settings.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
         # A rate given by the user applies to all that AdamW trains.
         if "learning_rate" not in costs.fixed:
@@ -132,7 +130,11 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
-    return {name: value for name, value in chosen.items() if name not in costs.fixed}
+    chosen = {name: value for name, value in chosen.items() if name not in costs.fixed}
+    if batching.ranks.micro_batches_at_once > 1:
+        # Any number of ranks trains these rows, and counts as one process does.
+        chosen |= {"rows_per_update": batching.rows, "accumulation_steps": steps}
+    return chosen
 
 
 def quantity(value: float) -> str:
@@ -220,7 +222,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
             f"no validation: nothing is held out of fewer than {MIN_DOCUMENTS} short documents, of copies of one, or if it would be "
             "over a tenth of the text; give --val_path or --val_fraction"
         )
-    command = explicit_command(chosen, {*costs.fixed, *decided}, at_once)
+    command = explicit_command(chosen, {*costs.fixed, *decided})
     return [*lines, "the same run by flags:", f"  {command}"]
 
 
@@ -238,45 +240,20 @@ def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> f
     return laws.loss_error(plan.parameters, tokens)
 
 
-def explicit_command(settings: PretrainSettings, names: Collection[str], at_once: int) -> str:
-    """The command that trains the plan again in one process.
-
-    names: of the settings that the user or the plan gives. at_once: micro-batches that the ranks compute side by side.
-    """
+def explicit_command(settings: PretrainSettings, names: Collection[str]) -> str:
+    """The command that trains the plan again in one process. names: of the settings that the user or the plan gives."""
     words = ["python", script_path(f"trainer/{settings.prog}")]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
         if name in NOT_REPEATED or value is None or name not in names:
             continue
-        if name in IN_MICRO_BATCHES:
-            value *= at_once
         items = value if isinstance(value, list) else [value]
         words += [f"--{name}", *map(as_text, items)]
     return shell_line(words)
 
 
-def as_text(value: object) -> str:
-    """A value as a flag takes it."""
-    if isinstance(value, bool):
-        return str(int(value))
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def plan_path(stem: Path) -> Path:
-    """The path of a run's plan. stem: the path of the run's files without suffix."""
-    return stem.with_name(f"{stem.name}.plan.yaml")
-
-
-def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
-    """Write the plan of a run that starts; a no-op for a run that is not planned."""
-    if settings.has_budget and not plan_path(stem).is_file():
-        in_one_process = {name: ranks.micro_batches_at_once * getattr(settings, name) for name in IN_MICRO_BATCHES}
-        plan = dataclasses.replace(settings, **in_one_process)
-        write_settings(plan, plan_path(stem))
-
-
-def plan_to_resume(settings: PretrainSettings, of_default_model: bool = False) -> tuple[Path, PretrainSettings] | None:
+def find_plan(settings: PretrainSettings, of_default_model: bool = False) -> tuple[Path, PretrainSettings] | None:
     """(file, settings) of the plan that a resume continues; None: there is none.
 
     The newest of the planned runs with this --save_weight, with a checkpoint and the model that the flags name. of_default_model:
@@ -287,29 +264,44 @@ def plan_to_resume(settings: PretrainSettings, of_default_model: bool = False) -
     plans = []
     for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
         stem = folder.with_name(folder.name.removesuffix("_resume"))
-        is_of_this_name = re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII)
-        path = file_of_resumed_run(stem, plan_path(stem).name)
-        if path is None or not is_of_this_name:
+        if not re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII):
             continue
-        before = type(settings).parse(["--config", str(path)])
-        if all(getattr(before, name) == getattr(settings, name) for name in named.intersection(MODEL_FLAGS)):
-            plans.append((path, before))
+        # Version 1.0 kept plans in a file of their own.
+        for path in (file_of_resumed_run(stem, f"{stem.name}.{kind}.yaml") for kind in ("settings", "plan")):
+            entries = read_plain(path, "--from_resume:") if path else None
+            if path is None or not isinstance(entries, dict) or entries.keys().isdisjoint(BUDGETS):
+                continue
+            before = type(settings).parse(["--config", str(path)])
+            if all(getattr(before, name) == getattr(settings, name) for name in named.intersection(MODEL_FLAGS)):
+                plans.append((path, before))
     plans.sort(key=lambda plan: plan[0].stat().st_mtime, reverse=True)
     for path, before in plans:
-        if budget_flag(before) == budget_flag(settings):
+        if before.planned_for == settings.budget_flag:
             return path, before
     if plans:
         path, before = plans[0]
         raise UserError(
-            f"{path} is the plan of a run that was started with {budget_flag(before)}: give the same to continue it; start without "
+            f"{path} is the plan of a run that was started with {before.planned_for}: give the same to continue it; start without "
             "--from_resume; or continue an unplanned run with its --hidden_size and --max_updates"
         )
     return None
 
 
-def budget_flag(settings: PretrainSettings) -> str:
-    """As --budget 10m."""
-    return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
+def settings_to_resume(settings: PretrainSettings, ranks: Ranks) -> dict[str, Any] | None:
+    """{name: value} of the settings that a resume takes from the plan of its run; None: there is none. Errors: see `find_plan`."""
+    plan = find_plan(settings)
+    if plan is None:
+        return None
+    path, before = plan
+    announce(f"using the plan of the first start: {path}")
+    planned = {name: getattr(before, name) for name in PLANNED - settings.user_set}
+    if ranks.micro_batches_at_once > 1 and not before.rows_per_update:
+        # That of one process
+        planned["rows_per_update"] = before.batch_size * before.accumulation_steps
+    if "tokenizer_path" not in settings.user_set:
+        # That beside the weights of the planned width
+        planned["tokenizer_path"] = None
+    return planned
 
 
 def refuse_forgotten_budget(settings: PretrainSettings) -> None:
@@ -322,4 +314,4 @@ def refuse_forgotten_budget(settings: PretrainSettings) -> None:
     is_of_this_width = "hidden_size" in settings.user_set or bool(Checkpoints(f"{own}_resume").paths())
     # The flags that a plan prints say where the run ends, and need no clock.
     if not (is_of_this_width and settings.length_flags):
-        plan_to_resume(settings, is_of_this_width)
+        find_plan(settings, is_of_this_width)

@@ -1,24 +1,24 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
-    plan_run             the settings of the run
-      measure_machine    the faster precision, and its FLOP/s
-      with_own_tokenizer one trained on the text, of the best size (vocabulary.py)
-      count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
-      RunCosts           the costs of each size, estimated and measured (costs.py)
-      sizes              the models to try
-      with_best_rows     rows of 512 positions, or of 1,024
-      with_best_head     a sampled head, or the whole one
-      choose             the best of all plans, of a width that was timed here
-        best_plan        the plan with the lowest expected loss
-          plan_for       the plan of one size
-      chosen_settings    the plan as settings (plan.py)
-
-All ranks plan together: they measure at once, as they will train at once. Rank 0 decides and prints.
+plan_run               the settings of the run, on all ranks
+  tokenizers_of_text   trained on the text (vocabulary.py)
+  plan_on_main         on rank 0 alone:
+    measure_machine    the faster precision, and its FLOP/s
+    best_entries       the best size of tokenizer (vocabulary.py)
+    count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
+    RunCosts           the costs of each size, estimated and measured (costs.py)
+    sizes              the models to try
+    with_best_rows     rows of 512 positions, or of 1,024
+    with_best_head     a sampled head, or the whole one
+    choose             the best of all plans, of a width that was timed here (timing.py)
+      best_plan        the plan with the lowest expected loss
+        plan_for       the plan of one size
+    chosen_settings    the plan as settings (plan.py)
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,18 @@ from common.wording import announce, counted
 from model.config import ModelConfig, parameter_count
 from trainer.batching import Batching
 from trainer.budget import laws
-from trainer.budget.costs import RunCosts, count_text
+from trainer.budget.costs import Machine, RunCosts, Timed, count_text, head_ids_for
 from trainer.budget.plan import (
-    IN_MICRO_BATCHES,
-    PLANNED,
     BudgetPlan,
     chosen_settings,
     duration_text,
     plan_lines,
-    plan_to_resume,
     quantity,
+    settings_to_resume,
     shape_text,
 )
-from trainer.budget.vocabulary import Machine, knows_held_out, with_own_tokenizer
+from trainer.budget.timing import Timing
+from trainer.budget.vocabulary import best_entries, knows_held_out, tokenizers_of_text
 from trainer.job import RunContext
 from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
@@ -51,11 +50,15 @@ from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.initial_model import check_length, settings_of_folder
-from trainer.pretrain.memory import MAX_MICRO_ROWS, free_memory, refuse_too_large
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+from trainer.pretrain.memory import MAX_MICRO_ROWS, refuse_too_large
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
+# Budgets of so many seconds find faults of a CPU by --verify_every; one update of 100 twice is 1 % of the time. On a GPU some kernels
+# do not give the same bits twice, and its cost is not measured.
+SECONDS_TO_VERIFY = 3600.0
+VERIFY_EVERY = 100
 # Share of the budget after which no further width is timed
 TIMING_SHARE = 0.03
 # Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
@@ -85,50 +88,60 @@ ROUNDS = 4
 
 
 def plan_run(
-    settings: PretrainSettings, run_context: RunContext, kind: TextKind = DOCUMENTS
+    settings: PretrainSettings, run_context: RunContext, free: float | None, kind: TextKind = DOCUMENTS
 ) -> PretrainSettings | None:
     """The settings with all open ones chosen; None: --dry_run has shown the plan.
 
-    kind: of the text. Errors: UserError, DataError.
+    free: bytes of memory for a rank; None: unknown. kind: of the text. A collective. Errors: UserError, DataError.
+    """
+    ranks = run_context.ranks
+    refuse_contradictions(settings)
+    told: Any = on_main(ranks, partial(settings_to_resume, settings, ranks)) if settings.from_resume else None
+    if told is None:
+        on_main(ranks, partial(announce, "planning: measuring this machine and counting the text"))
+        memory = None if free is None else MEMORY_SHARE * free
+        tokenizers = tokenizers_of_text(settings, ranks, kind, memory)
+        planning = plan_on_main(settings, run_context, kind, memory, tokenizers)
+        timed = None
+        # Rank 0 plans until it wants updates to be timed, and until it has a plan.
+        while isinstance(told := on_main(ranks, partial(planning.send, timed)), Timing):
+            timed = told.run(ranks, run_context.device)
+    with wait_for_all_ranks(ranks), user_errors():
+        # Each rank keeps its own settings otherwise: paths may differ between machines.
+        planned = dataclasses.replace(settings, **told)
+    return None if settings.dry_run else planned
+
+
+def plan_on_main(
+    settings: PretrainSettings,
+    run_context: RunContext,
+    kind: TextKind,
+    memory: float | None,
+    tokenizers: Path | None,
+) -> Generator[Timing | dict[str, Any], Any, None]:
+    """Yields what all ranks are to time, and at last {name: planned value} of the settings. memory: bytes that a rank may take.
+
+    tokenizers: of `tokenizers_of_text`. Errors: UserError, DataError.
     """
     ranks, device = run_context.ranks, run_context.device
-    refuse_contradictions(settings)
-    resumed_plan = on_main(ranks, lambda: plan_to_resume(settings)) if settings.from_resume else None
-    if resumed_plan is not None:
-        path, before = resumed_plan
-        planned = {name: getattr(before, name) for name in PLANNED - settings.user_set}
-        for name in IN_MICRO_BATCHES:
-            # 0 would turn an interval off.
-            if planned.get(name):
-                planned[name] = max(1, planned[name] // ranks.micro_batches_at_once)
-        with wait_for_all_ranks(ranks), user_errors():
-            # On each rank: paths may differ between machines.
-            if "tokenizer_path" not in settings.user_set:
-                # That beside the weights of the planned width
-                planned["tokenizer_path"] = None
-            resumed = dataclasses.replace(settings, **planned)
-        on_main(ranks, lambda: announce(f"using the plan of the first start: {path}"))
-        return None if settings.dry_run else resumed
-    on_main(ranks, lambda: announce("planning: measuring this machine and counting the text"))
-    with user_errors():
-        settings, config = settings_of_folder(settings)
-        settings, rate, memory = measure_machine(settings, run_context)
-        machine = Machine(rate, memory, device.type)
-        with_own = with_own_tokenizer(settings, ranks, kind, machine, lambda n: sizes(fixed_fields(settings, n)))
-        text = count_text(with_own, ranks, kind)
-        own = Path(with_own.tokenizer_path or "").parent
-        if with_own is not settings and on_main(ranks, partial(knows_held_out, text.corpus, own)):
-            with_own, text = settings, count_text(settings, ranks, kind)
-        settings = with_own
-        dtype, _ = pick_dtype(settings.dtype, device)
-        costs = RunCosts(settings, text, ranks, device, dtype, rate, memory)
-        candidates = sizes(fixed_fields(settings, text.vocab_size)) if config is None else [config]
-        # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
-        check_length(text.rows.T, candidates[0])
-        on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
-        costs = with_best_rows(candidates, costs, kind)
-        costs = with_best_head(candidates, costs)
-        plan = choose(candidates, costs)
+    settings, config = settings_of_folder(settings)
+    settings, rate = measure_machine(settings, device)
+    machine = Machine(rate * ranks.world_size, memory, device.type, pick_dtype(settings.dtype, device)[0], ranks)
+    own = settings
+    if tokenizers:
+        entries = best_entries(tokenizers, settings, machine, lambda n: sizes(fixed_fields(settings, n)))
+        own = dataclasses.replace(settings, tokenizer_path=str(tokenizers / str(entries))) if entries else settings
+    text = count_text(own, kind)
+    if tokenizers and own is not settings and knows_held_out(text.corpus, tokenizers):
+        own, text = settings, count_text(settings, kind)
+    costs = RunCosts(own, text, machine, head_ids_for(own, text, device.type))
+    costs.compiled = costs.is_worth_compiling(costs.compile_times.least())
+    candidates = sizes(fixed_fields(own, text.vocab_size)) if config is None else [config]
+    # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
+    check_length(text.rows.T, candidates[0])
+    refuse_too_large(candidates[0], device, ranks)
+    costs = with_best_head(candidates, with_best_rows(candidates, costs, kind))
+    plan = yield from choose(candidates, costs)
     text = costs.text
     # One pass is the longest run of such a text, see dataset/mixture.py.
     if text.corpus.is_one_plan and plan.tokens > text.rows.n_pairs:
@@ -138,25 +151,21 @@ def plan_run(
             f"{quantity(text.rows.n_pairs)}: allow {times} times as many passes (x{times} after each share, repeat: {times} in a "
             "--mixture file, where there is one now), or give a smaller budget"
         )
-    # Ranks that evaluated or saved at different updates would deadlock.
-    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
-    chosen = dataclasses.replace(settings, **chosen_by_main)
-    if ranks.is_main:
-        for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
-            announce(line)
-    return None if settings.dry_run else chosen
+    chosen = chosen_settings(plan, costs)
+    for line in plan_lines(plan, costs, dataclasses.replace(own, **chosen), chosen):
+        announce(line)
+    yield chosen
 
 
 def fixed_fields(settings: PretrainSettings, vocab_size: int) -> dict[str, Any]:
     """Fields of the config that the user sets, or the text."""
-    fixed = settings.user_set | settings.fixed_in_plans
-    shape = {name: getattr(settings, name) for name in MODEL_FLAGS if name in fixed}
+    shape = {name: getattr(settings, name) for name in MODEL_FLAGS if name in settings.fixed}
     return {"vocab_size": vocab_size, "dropout": settings.dropout, **shape}
 
 
 def refuse_contradictions(settings: PretrainSettings) -> None:
     """Errors: UserError for a flag that contradicts a budget."""
-    fixed = settings.user_set | settings.fixed_in_plans
+    fixed = settings.fixed
     for name in settings.length_flags:
         raise UserError(
             f"--{name} and a budget both say when the run ends: drop one (a --config file counts too: delete its line)"
@@ -178,35 +187,30 @@ def refuse_contradictions(settings: PretrainSettings) -> None:
         )
 
 
-def measure_machine(
-    settings: PretrainSettings, run_context: RunContext
-) -> tuple[PretrainSettings, float, float | None]:
-    """Returns (settings, FLOP/s of all ranks together, bytes that a rank may take or None). A collective.
+def measure_machine(settings: PretrainSettings, device: torch.device) -> tuple[PretrainSettings, float]:
+    """Returns (settings, FLOP/s of large products on a rank). What the user leaves open and no size decides is chosen here:
 
-    The settings get float32 if the user gives no dtype, and this CPU is slower in bfloat16.
+    Muon; float32, if this CPU is slower in bfloat16; in a long run on a CPU --verify_every.
     """
-    ranks, device = run_context.ranks, run_context.device
+    seconds = seconds_of(settings.budget) if settings.budget else 0.0
+    chosen: dict[str, Any] = {"optimizer": "muon"}
+    if seconds >= SECONDS_TO_VERIFY and device.type == "cpu":
+        chosen["verify_every"] = VERIFY_EVERY
     dtype, _ = pick_dtype(settings.dtype, device)
-    dtypes = [dtype]
+    # AMX multiplies faster than this, but the rest of an update takes as long as without it.
+    limit = PRODUCT_RATE["cpu"] * torch.get_num_threads() if device.type == "cpu" else math.inf
+    rate = min(product_rate(device, dtype), limit)
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
-    if settings.budget and "dtype" not in settings.user_set and device.type == "cpu" and dtype is torch.bfloat16:
-        dtypes.append(torch.float32)
-    own_rates = [product_rate(device, one) for one in dtypes]
-    if device.type == "cpu":
-        # AMX multiplies faster than this, but the rest of an update takes as long as without it.
-        limit = PRODUCT_RATE["cpu"] * torch.get_num_threads()
-        own_rates = [min(rate, limit) for rate in own_rates]
-    # All ranks must plan with the same numbers, and compute in one precision.
-    rate, *in_float32 = on_main(ranks, lambda: own_rates)
-    if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
-        gain = in_float32[0] / rate
-        line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
-        on_main(ranks, partial(announce, f"planning: {line}"))
-        settings = dataclasses.replace(settings, dtype="float32")
-        rate = in_float32[0]
-    # Another program may take the memory of one of several GPUs.
-    free = free_memory(device, ranks)
-    return settings, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free
+    if seconds and "dtype" not in settings.user_set and device.type == "cpu" and dtype is torch.bfloat16:
+        in_float32 = min(product_rate(device, torch.float32), limit)
+        if in_float32 >= WORTH_FLOAT32 * rate:
+            gain = in_float32 / rate
+            announce(
+                f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
+            )
+            chosen["dtype"], rate = "float32", in_float32
+    chosen = {name: value for name, value in chosen.items() if name not in settings.fixed}
+    return dataclasses.replace(settings, **chosen), rate
 
 
 def sizes(fields: Mapping[str, Any]) -> list[ModelConfig]:
@@ -239,7 +243,7 @@ def sizes(fields: Mapping[str, Any]) -> list[ModelConfig]:
 
 
 def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
-    """The costs with rows of LONG_ROW positions, if the user leaves it open and WORTH_LONG_ROWS is met; else unchanged. A collective.
+    """The costs with rows of LONG_ROW positions, if the user leaves it open and WORTH_LONG_ROWS is met; else unchanged.
 
     In longer rows a token sees more of its document, and costs more.
     """
@@ -249,28 +253,23 @@ def with_best_rows(candidates: Sequence[ModelConfig], costs: RunCosts, kind: Tex
     is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
     if is_fixed or is_eager or text.context < LONG_DOCUMENTS * text.rows.T:
         return costs
-    longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    longer_text = count_text(longer, costs.ranks, kind, text.difficulty)
-    longer_costs = dataclasses.replace(costs, settings=longer, text=longer_text)
-
-    def is_worth_it() -> bool:
-        try:
-            plan = best_plan(candidates, costs)
-            longer_plan = best_plan(candidates, longer_costs)
-        except UserError:
-            # The plan itself reports what is too little.
-            return False
-        # With many ranks, a row each may be too many.
-        is_too_large = longer_plan.batching.rows * longer_text.rows.T > MAX_BATCH_RATIO * laws.batch_tokens(
-            longer_plan.tokens
-        )
-        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
-
-    return longer_costs if on_main(costs.ranks, is_worth_it) else costs
+    settings = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
+    long_text = count_text(settings, kind, text.difficulty)
+    head_ids = head_ids_for(settings, long_text, costs.machine.device)
+    longer = dataclasses.replace(costs, settings=settings, text=long_text, head_ids=head_ids)
+    try:
+        plan, long_plan = best_plan(candidates, costs), best_plan(candidates, longer)
+    except UserError:
+        # The plan itself reports what is too little.
+        return costs
+    # With many ranks, a row each may be too many.
+    most = MAX_BATCH_RATIO * laws.batch_tokens(long_plan.tokens)
+    is_worth_it = long_plan.batching.rows * long_text.rows.T <= most and long_plan.loss < WORTH_LONG_ROWS * plan.loss
+    return longer if is_worth_it else costs
 
 
 def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCosts:
-    """The costs with the whole head, if a sampled one does not buy COST_OF_SAMPLED_HEAD; else unchanged. A collective.
+    """The costs with the whole head, if a sampled one does not buy COST_OF_SAMPLED_HEAD; else unchanged.
 
     A sampled head buys more tokens or a larger model. Where the text ends the run before the budget does, it only costs loss. Decided
     by the estimated speed: only sizes are compared again when they have been timed.
@@ -278,52 +277,39 @@ def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCos
     # With a budget of tokens the whole head always wins, by time that such a budget does not count.
     if not costs.head_ids or "sampled_softmax" in costs.fixed or costs.settings.budget_tokens is not None:
         return costs
-    whole = dataclasses.replace(costs, may_sample_head=False)
-
-    def is_better() -> bool:
-        try:
-            return best_plan(candidates, whole).loss <= COST_OF_SAMPLED_HEAD * best_plan(candidates, costs).loss
-        except UserError:
-            # Too small a budget for the whole head, or for any: `choose` tells.
-            return False
-
-    return whole if on_main(costs.ranks, is_better) else costs
+    whole = dataclasses.replace(costs, head_ids=0)
+    try:
+        is_better = best_plan(candidates, whole).loss <= COST_OF_SAMPLED_HEAD * best_plan(candidates, costs).loss
+    except UserError:
+        # Too small a budget for the whole head, or for any: `choose` tells.
+        return costs
+    return whole if is_better else costs
 
 
-def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> BudgetPlan:
-    """The best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
+def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timing, Timed, BudgetPlan]:
+    """Returns the best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
-    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. A collective.
+    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. Yields what to time.
     Errors: UserError where nothing can be trained.
     """
-    ranks = costs.ranks
-
-    def best() -> BudgetPlan:
-        # The same on all ranks, by the measurements and the clock of rank 0
-        return on_main(ranks, partial(best_plan, candidates, costs))
-
-    plan = best()
-    seconds, began = costs.seconds, seconds_since_start()
-    if seconds is None:
+    plan = best_plan(candidates, costs)
+    if costs.seconds is None:
         return plan
-
-    def is_to_be_timed() -> bool:
-        is_known = plan.config.hidden_size in costs.corrections
-        return not is_known and (not costs.corrections or seconds_since_start() < began + TIMING_SHARE * seconds)
-
-    while on_main(ranks, is_to_be_timed):
-        on_main(ranks, partial(announce, f"planning: timing {shape_text(plan)}"))
-        costs.measure(plan.config, plan.batching, plan.updates, compiled=False)
-        plan = best()
+    end = seconds_since_start() + TIMING_SHARE * costs.seconds
+    while plan.config.hidden_size not in costs.corrections and (not costs.corrections or seconds_since_start() < end):
+        announce(f"planning: timing {shape_text(plan)}")
+        timed = yield Timing.of(plan, costs, compiled=False)
+        costs.learn(plan.config, plan.batching, timed, compiled=False)
+        plan = best_plan(candidates, costs)
     if costs.compiled:
         to_compile = costs.compile_seconds(plan.config, plan.batching)
-        costs.compiled = on_main(ranks, partial(costs.is_worth_compiling, to_compile))
+        costs.compiled = costs.is_worth_compiling(to_compile)
         if costs.compiled:
-            line = f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}"
-            on_main(ranks, partial(announce, line))
-            costs.measure(plan.config, plan.batching, plan.updates, compiled=True)
+            announce(f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}")
+            timed = yield Timing.of(plan, costs, compiled=True)
+            costs.learn(plan.config, plan.batching, timed, compiled=True)
         # With this code, or as plain code after all
-        plan = best()
+        plan = best_plan(candidates, costs)
     return plan
 
 
@@ -394,20 +380,27 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         seconds=seconds,
         other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
-        memory=costs.memory(config, batching.batch_size),
+        memory=costs.memory(config, batching),
         loss=laws.expected_loss(
-            config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
+            config,
+            tokens,
+            text.parts,
+            text.difficulty,
+            costs.settings.optimizer,
+            costs.init_scheme(config),
+            text.context,
         ),
     )
 
 
 def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     """Candidates of how to cut an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
-    settings, ranks = costs.settings, costs.ranks
+    settings, machine = costs.settings, costs.machine
+    ranks = machine.ranks
     steps = (settings.accumulation_steps,) if "accumulation_steps" in costs.fixed else STEPS
     # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.text.rows.T / laws.USUAL_ROW)
-    most = max(1, MAX_MICRO_ROWS[costs.device.type] // times_as_long)
+    most = max(1, MAX_MICRO_ROWS[machine.device] // times_as_long)
     # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
         candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]
@@ -425,8 +418,8 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     largest: dict[int, Batching] = {}
     for micro_rows, n in candidates:
         rows_at_once = micro_rows * ranks.world_size
-        batching = Batching(ranks, n * rows_at_once, micro_rows, rows_at_once)
-        fits = costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory
+        batching = Batching(ranks, n * rows_at_once, micro_rows, flag_rows=micro_rows * ranks.sharing)
+        fits = machine.memory is None or costs.memory(config, batching) <= machine.memory
         # Nothing is compiled twice.
         is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
         if fits and is_compiled:

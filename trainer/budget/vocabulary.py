@@ -1,12 +1,10 @@
 """The tokenizer of a planned run: trained on its text, of the size that promises the fewest bits per byte."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +14,9 @@ from dataset.own_tokenizer import FIGURES, TRAINED, Request, own_tokenizers
 from dataset.shares import group_sources
 from model.config import ModelConfig, parameter_count
 from trainer.budget import laws
-from trainer.budget.costs import CPU_UTILISATION, ENTRY_SECONDS, GPU_UTILISATION, sampled_ids
+from trainer.budget.costs import CPU_UTILISATION, ENTRY_SECONDS, GPU_UTILISATION, Machine, sampled_ids
 from trainer.budget.difficulty import difficulty_of_tokens
-from trainer.machine.ranks import Ranks, first_rank_first, on_main
+from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
 from trainer.pretrain.memory import flops_per_token
 from trainer.pretrain.settings import PretrainSettings, seconds_of
@@ -42,35 +40,21 @@ TRAINING_SHARE = 0.8
 Sizes = Callable[[int], Sequence[ModelConfig]]
 
 
-class Machine(NamedTuple):
-    """rate: FLOP/s of large products, all ranks together. memory: bytes that a rank may take; None: unknown. device: its type."""
+def tokenizers_of_text(settings: PretrainSettings, ranks: Ranks, kind: TextKind, memory: float | None) -> Path | None:
+    """The folder of tokenizers of the text's own (dataset/own_tokenizer.py); None: the user has chosen one, or there is no text for any.
 
-    rate: float
-    memory: float | None
-    device: str
-
-
-def with_own_tokenizer(
-    settings: PretrainSettings, ranks: Ranks, kind: TextKind, machine: Machine, sizes: Sizes
-) -> PretrainSettings:
-    """The settings with a tokenizer of the text's own, if the user leaves it open and there is text for one; else unchanged.
-
-    A collective. Errors: UserError, DataError.
+    memory: bytes that a rank may take; None: unknown. A collective: each machine has them. Errors: UserError, DataError.
     """
     if "tokenizer_path" in settings.user_set or settings.from_weight != "none" or kind is not DOCUMENTS:
-        return settings
+        return None
     max_bytes = min(MAX_BYTES, BYTES_PER_SECOND * seconds_of(settings.budget) if settings.budget else math.inf)
-    if machine.memory is not None:
+    if memory is not None:
         # A power of two: free memory varies, and another number would train another tokenizer.
-        max_bytes = min(max_bytes, 2.0 ** int(math.log2(machine.memory / MEMORY_TIMES)))
+        max_bytes = min(max_bytes, 2.0 ** int(math.log2(memory / MEMORY_TIMES)))
     is_free = not {"val_path", "val_fraction"} & settings.user_set
     held_out = None if is_free else settings.val_fraction
     request = Request(group_sources(data_of(settings, kind)), settings, held_out, max_bytes, difficulty_of_tokens)
-    folder = first_rank_first(ranks, partial(own_tokenizers, request, ranks.is_main))
-    if folder is None:
-        return settings
-    entries = on_main(ranks, partial(best_entries, folder, settings, machine, sizes))
-    return dataclasses.replace(settings, tokenizer_path=str(folder / str(entries))) if entries else settings
+    return first_rank_first(ranks, partial(own_tokenizers, request, ranks.is_main))
 
 
 def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, sizes: Sizes) -> int:

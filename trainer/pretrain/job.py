@@ -66,7 +66,8 @@ class PretrainJob(Job):
             outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},
             settings=settings,
             write_at_start=kept_tokenizer(parts.tokenizer, parts.stem),
-            stale_patterns=[f"{glob.escape(parts.stem.name)}.best.*"],
+            # Version 1.0 kept plans in a file of their own.
+            stale_patterns=[f"{glob.escape(parts.stem.name)}.{kind}" for kind in ("best.*", "plan.yaml")],
         )
         # From here on ranks draw different random numbers (dropout).
         seed_everything(settings.seed, ranks.rank)

@@ -92,13 +92,14 @@ def warnings_on_settings(
     settings: PretrainSettings, ranks: Ranks, micro_batches: int, has_validation: bool
 ) -> list[str]:
     """Warnings about settings without effect, and about a warm-up that never ends. micro_batches: of a rank in the whole run."""
+    has_other_rows = settings.rows_per_update not in (0, settings.batch_size * settings.accumulation_steps)
     reasons = {
         "init_scheme": "the weights come from a file" if settings.from_weight != "none" else "",
         "eval_interval": "" if has_validation else "no validation data",
         "allow_val_overlap": "" if settings.val_path else "there is no --val_path",
         "decay_share": f"--lr_schedule is {settings.lr_schedule}" if settings.lr_schedule != "wsd" else "",
         "epochs": "--max_updates says when the run ends" if settings.max_updates else "",
-        "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
+        "accumulation_steps": "--rows_per_update is given" if has_other_rows else "",
     }
     lines = warnings_of(settings, reasons) + common_warnings(settings, ranks)
     if settings.warmup_iters >= micro_batches:

@@ -3,11 +3,11 @@
 import argparse
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.flags import at_least, fraction, not_negative, positive, quantity, share
+from common.flags import as_text, at_least, fraction, not_negative, positive, quantity, share
 from common.settings import Settings, flags_of, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
@@ -92,6 +92,8 @@ class BudgetSettings(Settings):
         None, check=positive(quantity, MAX_BUDGET), help="a budget of floating-point operations instead, such as 1e16"
     )
     dry_run: bool = switch(False, help="only print the plan of a budget")
+    # The budget that the updates of a --config file were planned for, as its flag; "": none
+    planned_for: str = field(default="", repr=False, compare=False)
 
     def check(self) -> None:
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -100,10 +102,23 @@ class BudgetSettings(Settings):
         if self.dry_run and not budgets:
             raise ValueError("--dry_run prints a budget's plan: add --budget 10m, --budget_tokens or --budget_flops")
 
+    @classmethod
+    def of_file(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A budget with its updates is the plan of a run: --config trains these again, without planning and without a clock."""
+        if not values.get("max_updates"):
+            return values
+        budget = BudgetSettings(**{name: values.pop(name) for name in BUDGETS if name in values})
+        return {**values, "planned_for": budget.budget_flag}
+
+    @property
+    def budget_flag(self) -> str:
+        """As --budget 10m; "": no budget."""
+        return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(self, name)) is not None)
+
     @property
     def has_budget(self) -> bool:
         """The run is planned."""
-        return any(getattr(self, name) is not None for name in BUDGETS)
+        return bool(self.budget_flag)
 
 
 @dataclass(kw_only=True)
@@ -273,6 +288,12 @@ class PretrainSettings(
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
 
     @property
+    def fixed(self) -> frozenset[str]:
+        """Names of the settings that a plan leaves as they are: given ones, and the shape of existing weights."""
+        shape = () if self.from_weight == "none" else (*MODEL_FLAGS, "init_scheme", "optimizer")
+        return self.user_set.union(self.fixed_in_plans, shape)
+
+    @property
     def length_flags(self) -> list[str]:
         """The flags by which the user says where the run ends."""
         return [name for name in ("epochs", "max_updates") if name in self.user_set and getattr(self, name)]
@@ -295,7 +316,9 @@ class PretrainSettings(
 
     def check(self) -> None:
         chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "a budget" if self.has_budget else None
-        other = "--shard" if self.shard != NONE else "--rows_per_update" if self.rows_per_update else None
+        # Those of a plan are its own.
+        has_rows = self.rows_per_update and "rows_per_update" in self.user_set
+        other = "--shard" if self.shard != NONE else "--rows_per_update" if has_rows else None
         if chosen and other:
             raise ValueError(
                 f"{chosen} chooses the micro-batches, for ranks that each have the whole model: drop it or {other}"

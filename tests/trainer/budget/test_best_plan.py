@@ -1,23 +1,25 @@
 """Planning. References: every plan of a brute-force search, and what a plan promises of itself."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from common.errors import UserError
-from dataset.batches import Batch
 from model.config import parameter_count
+from trainer.batching import Batching
+from trainer.budget import costs as costs_module
 from trainer.budget import laws
-from trainer.budget.costs import Text
+from trainer.budget.costs import Machine, RunCosts, Text
 from trainer.budget.planner import MIN_UPDATES, batchings, best_plan, plan_for, sizes
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.settings import PretrainSettings
 
 ALONE = Ranks()
 ALL = sizes({"vocab_size": 6400})
-BUDGETS = pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"flops": 3.6e14}])
+BUDGETS = pytest.mark.parametrize("budget", ["--budget 1h", "--budget_flops 3.6e14"])
 # difficulties by bz2, the former rule: the law is tested here, not these
 FIVE_CORPORA = {"different": 1.77e7, "difficulty": 0.982}
 ALL_OF_THEM = {"different": 3.53e7, "difficulty": 1.0}
@@ -31,70 +33,37 @@ def text(tokens):
 
 def text_of(tokens_of_pass=2e7, T=512, fill=1.0, **changes):
     """What a plan knows of a text. changes: what is other than usual."""
-    n_rows = math.ceil(tokens_of_pass / (T * fill))
-    rows = SimpleNamespace(T=T, fill=fill, n_pairs=tokens_of_pass, n_rows=n_rows, recipe=len)
-    corpus = SimpleNamespace(val_fraction=0.01, is_one_plan=False, target_filter=None, assembler=OneToken)
-    corpus.bytes_per_target, corpus.plan = lambda: 3.0, lambda epoch: rows
+    rows = SimpleNamespace(T=T, fill=fill, n_pairs=tokens_of_pass, n_rows=math.ceil(tokens_of_pass / (T * fill)))
+    corpus = SimpleNamespace(val_fraction=0.01, target_filter=None, bytes_per_target=lambda: 3.0)
     known = {"parts": text(tokens_of_pass), "context": laws.CONTEXT_OF_LAW, "difficulty": 1.0, "evaluated": 0}
     return Text(corpus, 6400, rows, **{**known, **changes})
 
 
-class OneToken:
-    """The assembler of a text that says one token, in rows of 512, and claims to say all."""
-
-    def __init__(self, n_rows=0):
-        zeros = torch.zeros(n_rows, 512, dtype=torch.int64)
-        self.batch = Batch(zeros, zeros, zeros, torch.arange(512).expand(n_rows, 512), n_rows * 512, n_rows)
-
-    def __getitem__(self, recipe):
-        return self.batch
-
-    def arrays(self, recipe):
-        return SimpleNamespace(targets=np.arange(6400)[None])
+@pytest.fixture(autouse=True)
+def nothing_has_passed(monkeypatch):
+    """Of the budget."""
+    monkeypatch.setattr(costs_module, "seconds_since_start", lambda: 0.0)
 
 
-class SimulatedCosts:
-    """So many FLOP/s, and a memory need that grows with the model and its micro-batch. The budget: ten minutes, or another one."""
-
-    optimizer = "muon"
-    device = torch.device("cpu")
-    max_passes = laws.MAX_PASSES
-    compiled_key = ""
-    head_ids = 0
-
-    def __init__(self, rate=1e11, ranks=ALONE, memory=None, seconds=600.0, tokens=None, flops=None, given=None, **data):
-        self.ranks, self.rate, self.available_memory, self.seconds_left = ranks, rate, memory, seconds
-        self.text = text_of(**data)
-        self.fixed = given or {}
-        self.settings = SimpleNamespace(budget_tokens=tokens, budget_flops=flops, **self.fixed)
-
-    def init_scheme(self, config):
-        return "zero_out"
-
-    def token_flops(self, config):
-        width = config.hidden_size
-        return 6.0 * (12 * width * width * config.num_hidden_layers + config.vocab_size * width)
-
-    def update_seconds(self, config, rows):
-        return rows * self.text.rows.T * self.token_flops(config) / self.rate
-
-    def other_seconds(self, config, batching, training_seconds):
-        return 10.0
-
-    def memory(self, config, batch_size):
-        return 5e5 * config.hidden_size * config.num_hidden_layers + 1e6 * batch_size
+def costs_of(words="--budget 10m", rate=1e11, memory=None, ranks=ALONE, head_ids=0, compiled=False, **data):
+    """Costs on a simulated CPU. words: flags. data: what is other about the text."""
+    settings = PretrainSettings.parse(words.split())
+    if "optimizer" not in settings.fixed:
+        settings = replace(settings, optimizer="muon")
+    machine = Machine(rate, memory, "cpu", torch.float32, ranks)
+    return RunCosts(settings, text_of(**data), machine, head_ids, compiled)
 
 
-def best(configs=ALL, costs=None, **changes):
+def best(configs=ALL, **changes):
     """The best plan. changes: what is other about budget, machine and text."""
-    return best_plan(configs, costs or SimulatedCosts(**changes))
+    return best_plan(configs, costs_of(**changes))
 
 
-@pytest.mark.parametrize("seconds, rate", [(60.0, 2e10), (600.0, 2e11), (36000.0, 2e13)])
-def test_the_best_of_all_sizes_is_taken(seconds, rate):
+@pytest.mark.parametrize("budget, rate", [("60s", 2e10), ("10m", 2e11), ("10h", 2e13)])
+def test_the_best_of_all_sizes_is_taken(budget, rate):
     """Reference: each size by itself."""
-    costs = SimulatedCosts(rate, seconds=seconds)
-    plan = best(costs=costs)
+    costs = costs_of(f"--budget {budget}", rate)
+    plan = best_plan(ALL, costs)
     others = [plan_for(config, costs) for config in ALL]
     others = [other for other in others if other is not None]
     # the measured range for this much text
@@ -118,23 +87,23 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     """And not the largest one, which has the lowest expected loss."""
     found = []
     for tokens in (1e6, 1e7, 1e8, 1e9):
-        plan = best(tokens=tokens, tokens_of_pass=tokens)
+        plan = best(words=f"--budget_tokens {tokens}", tokens_of_pass=tokens)
         assert plan.parameters <= max(tokens / laws.MIN_TOKENS_PER_PARAMETER, parameter_count(ALL[0]))
         found.append(plan.parameters)
     assert found == sorted(found) and found[-1] > 20 * found[0]
     # What the user fixes is kept.
     (large,) = sizes({"vocab_size": 6400, "hidden_size": 512, "num_hidden_layers": 8})
-    assert best([large], tokens=1e6).config is large
+    assert best([large], words="--budget_tokens 1e6").config is large
     # One width: a model with fewer layers than suit its tokens is small enough.
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
-    plan = best(of_one_width, tokens=24e6, tokens_of_pass=24e6)
+    plan = best(of_one_width, words="--budget_tokens 24e6", tokens_of_pass=24e6)
     assert plan.parameters <= 24e6 / laws.MIN_TOKENS_PER_PARAMETER and plan.config.num_hidden_layers > 3
 
 
 def test_what_the_user_has_said_is_kept():
-    both = best(given={"batch_size": 32, "accumulation_steps": 3})
+    both = best(words="--budget 10m --batch_size 32 --accumulation_steps 3")
     assert (both.batching.batch_size, both.batching.rows) == (32, 96)
-    assert best(flops=1e14).flops == pytest.approx(1e14, rel=0.02)
+    assert best(words="--budget_flops 1e14").flops == pytest.approx(1e14, rel=0.02)
     (fixed,) = sizes({"vocab_size": 6400, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6})
     assert (fixed.hidden_size, fixed.num_hidden_layers, fixed.num_attention_heads) == (192, 3, 6)
 
@@ -145,49 +114,51 @@ def test_ranks_share_the_rows():
         ranks = Ranks(world_size=world_size, sharing=sharing)
         plan = best(ranks=ranks)
         assert plan.batching.batch_size % sharing == 0 and plan.batching.rows % world_size == 0
-        for given in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
-            found = batchings(ALL[0], SimulatedCosts(ranks=ranks, given=given))
+        for given in ("--accumulation_steps 1", f"--batch_size {2 * sharing}", ""):
+            found = batchings(ALL[0], costs_of(f"--budget 10m {given}", ranks=ranks))
             assert found and all(batching.batch_size % sharing == 0 < batching.batch_size for batching in found)
 
 
 def test_an_update_that_does_not_fit_at_once_is_cut():
     """Reference: the same plan without a limit. As many rows at once are left as fit."""
     only = sizes({"vocab_size": 6400, "hidden_size": 128, "num_hidden_layers": 2})
-    free = best(only, rate=1e12)
+    costs = costs_of(rate=1e12)
+    free = best_plan(only, costs)
     assert free.batching.batch_size == 16
-    room_for_9 = {"memory": 1e6 * (128 + 9), "rate": 1e12}
-    bound = best(only, **room_for_9)
-    assert bound.batching.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
-    assert (bound.batching.rows, bound.updates, bound.loss) == (free.batching.rows, free.updates, free.loss)
-    shared = best(only, **room_for_9, ranks=Ranks(world_size=2, sharing=2))
-    assert shared.batching.batch_size == 8 and shared.batching.rows == free.batching.rows
+    for_8, for_9 = (costs.memory(only[0], Batching(ALONE, rows, rows, rows)) for rows in (8, 9))
+    bound = {"memory": for_9, "rate": 1e12}
+    plan = best(only, **bound)
+    assert plan.batching.batch_size == 8 and plan.memory == for_8
+    assert (plan.batching.rows, plan.updates, plan.loss) == (free.batching.rows, free.updates, free.loss)
     # Who has said the number of micro-batches has left open how large they are.
-    assert best(only, **room_for_9, given={"accumulation_steps": 1}).batching.rows == 8
-    for memory, given in ((1e6 * (128 + 9), {"batch_size": 16}), (1e6 * 128, {"accumulation_steps": 1})):
+    assert best(only, words="--budget 10m --accumulation_steps 1", **bound).batching.rows == 8
+    for memory, given in ((for_8, "--batch_size 16"), (for_8 / 100, "--accumulation_steps 1")):
         with pytest.raises(UserError, match="the memory is too small"):
-            best(only, memory=memory, given=given, rate=1e12)
+            best(only, words=f"--budget 10m {given}", memory=memory)
 
 
 @BUDGETS
 @pytest.mark.parametrize(
-    "changes", [{}, {"given": {"batch_size": 64}}, {"ranks": Ranks(world_size=2, sharing=2)}, {"T": 256, "fill": 0.7}]
+    ("given", "changes"),
+    [("", {}), ("--batch_size 64", {}), ("", {"ranks": Ranks(world_size=2, sharing=2)}), ("", {"T": 256, "fill": 0.7})],
 )
-def test_too_little_text_is_said(budget, changes):
+def test_too_little_text_is_said(budget, given, changes):
     """And neither the time nor the memory is to blame."""
-    rows = min(batching.rows for batching in batchings(ALL[0], SimulatedCosts(**changes)))
+    changes["words"] = f"{budget} {given}"
+    rows = min(batching.rows for batching in batchings(ALL[0], costs_of(**changes)))
     enough = math.ceil(MIN_UPDATES * rows * changes.get("T", 512) / laws.MAX_PASSES)
-    assert best(**budget, **changes, tokens_of_pass=enough).updates >= MIN_UPDATES
+    assert best(**changes, tokens_of_pass=enough).updates >= MIN_UPDATES
     for different in (10, enough / 2):
         with pytest.raises(UserError, match="the text is too small"):
-            best(**budget, **changes, tokens_of_pass=different, memory=1e12)
+            best(**changes, tokens_of_pass=different, memory=1e12)
 
 
 @BUDGETS
 def test_little_text_is_read_several_times_and_no_more(budget):
     """The same budget with a hundredth of the text: no better, and not spent. No model is larger than was measured."""
-    much = best(**budget)
+    much = best(words=budget)
     different = much.tokens / 100
-    little = best(**budget, tokens_of_pass=different)
+    little = best(words=budget, tokens_of_pass=different)
     assert little.loss > much.loss and little.seconds < much.seconds / 2
     assert little.passes == pytest.approx(laws.MAX_PASSES, rel=0.02)
     assert little.parameters <= laws.MAX_PARAMETERS_PER_TOKEN * different
@@ -210,7 +181,7 @@ def test_more_tokens_want_more_layers():
     assert laws.layers_for(192, math.inf) == laws.layers_for(192, 1e8) == (6, 6)
     assert laws.layers_for(96, math.inf) == laws.layers_for(202, math.inf) == (2, 2)
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
-    layers = [best(of_one_width, seconds=seconds).config.num_hidden_layers for seconds in (600.0, 3600.0, 36000.0)]
+    layers = [best(of_one_width, words=f"--budget {time}").config.num_hidden_layers for time in ("10m", "1h", "40h")]
     assert layers == sorted(layers) and (layers[0], layers[-1]) == (3, 8)
 
 
@@ -230,8 +201,8 @@ def test_each_source_of_a_mixture_is_repeated_by_itself():
     assert laws.effective_tokens(4e6, parts) == 4e6
     assert laws.effective_tokens(8e6, parts) == 6e6 + laws.effective_tokens(2e6, text(1e6))
     # One pass has 4 M tokens: the source that is used up makes it end.
-    of_mixture = best(tokens_of_pass=4e6, parts=parts, tokens=8e6)
-    of_a_text = best(tokens_of_pass=4e6, tokens=8e6)
+    of_mixture = best(words="--budget_tokens 8e6", tokens_of_pass=4e6, parts=parts)
+    of_a_text = best(words="--budget_tokens 8e6", tokens_of_pass=4e6)
     assert of_mixture.loss < of_a_text.loss
     assert of_mixture.passes == pytest.approx(0.8, rel=0.01) and of_a_text.passes == pytest.approx(2, rel=0.01)
 

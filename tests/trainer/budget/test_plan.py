@@ -4,38 +4,28 @@ import dataclasses
 import shlex
 
 import pytest
+import torch
 
-from tests.trainer.budget.test_best_plan import best, text_of
-from tests.trainer.budget.test_costs import MACHINE
-from trainer.budget import laws
-from trainer.budget.costs import RunCosts
+from tests.trainer.budget.test_best_plan import best, costs_of
+from trainer.budget import laws, planner
 from trainer.budget.laws import MAX_PASSES
 from trainer.budget.plan import chosen_settings, explicit_command, loss_error, plan_lines
 from trainer.pretrain.settings import PretrainSettings
 
-PLAN = best(seconds=600.0)
+PLAN = best()
 MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
 
 
-def costs_of(optimizer="muon", data=None, **said):
-    """What a machine and a text cost. data: what is other about the text. said: settings that the user has said."""
-    user_set = frozenset({*said, "optimizer"})
-    settings = PretrainSettings(**said, optimizer=optimizer, budget="10m", use_compile="0", user_set=user_set)
-    return RunCosts(settings, text_of(**data or {}), **MACHINE)
-
-
-def error_of(plan=None, data=None, **said):
-    """plan: what is other about a plan like those that were measured."""
+def error_of(words="", plan=None, **data):
+    """words: flags. plan: what is other about a plan like those that were measured. data: about the text."""
     plan = dataclasses.replace(MEASURED, **plan or {})
-    costs = costs_of(data=data, **said)
-    chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
-    return loss_error(plan, costs, chosen)
+    costs = costs_of(f"--budget 10m {words}", **data)
+    return loss_error(plan, costs, dataclasses.replace(costs.settings, **chosen_settings(plan, costs)))
 
 
 def test_a_loss_is_expected_where_there_is_a_law():
-    assert error_of() == error_of(optimizer="adamw") == laws.LOSS_ERROR
-    for changes in ({"from_weight": "pretrain"}, {"use_moe": True}, {"data": {"difficulty": 0.3}}):
-        assert error_of(**changes) is None
+    assert error_of() == error_of("--optimizer adamw") == laws.LOSS_ERROR
+    assert error_of("--from_weight pretrain") is error_of("--use_moe 1") is error_of(difficulty=0.3) is None
 
 
 @pytest.mark.parametrize("small", [{"parameters": 400_000}, {"tokens": 1e5}])
@@ -44,16 +34,16 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
     assert 5.187 * (1 - error_of(plan=small)) < 4.192
 
 
-@pytest.mark.parametrize(
-    ("budget", "user_set", "every"), [("59m", (), 0), ("1h", (), 100), ("1h", {"verify_every"}, 0)]
-)
-def test_a_plan_of_an_hour_verifies_updates(budget, user_set, every):
-    costs = RunCosts(PretrainSettings(budget=budget, user_set=frozenset(user_set)), text_of(), **MACHINE)
-    assert chosen_settings(PLAN, costs).get("verify_every", 0) == costs.settings.verify_every == every
+@pytest.mark.parametrize(("budget", "words", "every"), [("59m", "", 0), ("1h", "", 100), ("1h", "--verify_every 0", 0)])
+def test_a_plan_of_an_hour_verifies_updates(monkeypatch, budget, words, every):
+    monkeypatch.setattr(planner, "product_rate", lambda *_: 1e11)
+    settings = PretrainSettings.parse(f"--budget {budget} {words}".split())
+    settings, _ = planner.measure_machine(settings, torch.device("cpu"))
+    assert settings.verify_every == every
 
 
 def told(plan, **data):
-    costs = costs_of(data=data)
+    costs = costs_of(**data)
     chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
     return plan_lines(plan, costs, chosen, ())
 
@@ -77,14 +67,13 @@ def test_a_loss_is_promised_for_as_many_passes_as_were_measured(passes):
 
 
 def test_the_command_repeats_what_was_said_but_for_the_budget_and_the_processes():
-    """It is for one process, and counts its micro-batches."""
     words = "--data_path 'a b.jsonl' --hidden_size 128 --max_updates 50 --eval_interval 7 --device cpu --num_workers 2"
     left_out = "--budget 10m --dry_run 1 --ddp 1 --local_rank 1 --dist_timeout 60 --cpu_processes 2"
     argv = shlex.split(f"{words} {left_out}")
     said = {word.removeprefix("--") for word in argv if word.startswith("--")}
-    command = shlex.split(explicit_command(PretrainSettings.parse(argv), said, at_once=3))
+    command = shlex.split(explicit_command(PretrainSettings.parse(argv), said))
     assert command[:2] == ["python", "trainer/train_pretrain.py"]
     assert not set(left_out.split()[::2]) & set(command) and "--num_hidden_layers" not in command
     again = PretrainSettings.parse(command[2:])
     assert (again.data_path, again.hidden_size, again.max_updates) == (["a b.jsonl"], 128, 50)
-    assert (again.device, again.num_workers, again.eval_interval) == ("cpu", 2, 21)
+    assert (again.device, again.num_workers, again.eval_interval) == ("cpu", 2, 7)

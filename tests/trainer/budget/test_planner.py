@@ -10,10 +10,12 @@ import torch
 import yaml
 
 from common.errors import UserError
+from common.settings import write_settings
 from tests.helpers import assert_same_weights, command_line, flags, losses, records, train, trainer_of, write_corpus
 from trainer import train_pretrain
+from trainer.batching import Batching
 from trainer.budget import clock, costs, laws, planner
-from trainer.budget.plan import plan_path, write_plan
+from trainer.budget.timing import Timing
 from trainer.job import RunContext
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
@@ -63,8 +65,14 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     assert rates == (laws.MUON_RATE, laws.SIDE_RATE, laws.EMBED_RATE)
     command = repeated_command(printed)
     again = trainer_of(train_pretrain.main, [*command, "--out_dir", str(tmp_path / "b")])
-    assert losses(again) == losses(run)
-    assert_same_weights(again, run)
+    # So does the file that is kept: its updates are trained, without a clock.
+    kept = trainer_of(
+        train_pretrain.main, ["--config", f"{run.job.files.stem}.settings.yaml", "--out_dir", str(tmp_path / "c")]
+    )
+    assert "has a plan for --budget_tokens 3000" in capfd.readouterr().out and not kept.settings.has_budget
+    for other in (again, kept):
+        assert losses(other) == losses(run)
+        assert_same_weights(other, run)
 
 
 @pytest.mark.parametrize("n_books", [1, 3])
@@ -122,9 +130,9 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     planned(tmp_path, text)
     # A prefix that begins alike.
     planned(tmp_path, text, save_weight="pretrain_16", budget_tokens=2000)
-    kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
+    kept = yaml.safe_load((tmp_path / "pretrain_16.settings.yaml").read_text())
     assert kept["optimizer"] == "muon" and kept["budget_tokens"] == 3000
-    line = "pretrain_16.plan.yaml is the plan of a run that was started with --budget_tokens 3000: give"
+    line = "pretrain_16.settings.yaml is the plan of a run that was started with --budget_tokens 3000: give"
     with pytest.raises(UserError, match=line):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
@@ -140,28 +148,24 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "from_resume": 1}
     for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
         assert train_pretrain.main(flags(**{**options, "hidden_size": width})) == 0
-        assert f"using the plan of the first start: {tmp_path / name}.plan.yaml" in capfd.readouterr().out
+        assert f"using the plan of the first start: {tmp_path / name}.settings.yaml" in capfd.readouterr().out
 
 
-def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path, monkeypatch):
-    """Settings that rank 0 hands to all ranks would have its paths. The first start had two ranks."""
-
-    def on_main(ranks, work):
-        result = work()
-        return replace(result, out_dir="of rank 0") if isinstance(result, PretrainSettings) else result
-
-    words = ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
-    settings = PretrainSettings.parse(words)
-    path = plan_path(tmp_path / "pretrain_16")
-    write_plan(replace(settings, accumulation_steps=3), tmp_path / "pretrain_16", Ranks(world_size=2))
-    plan = PretrainSettings.parse(["--config", str(path)])
-    monkeypatch.setattr(planner, "on_main", on_main)
+@pytest.mark.parametrize("kind", ["settings", "plan"])
+@pytest.mark.parametrize("rows", [{"accumulation_steps": 6}, {"accumulation_steps": 1, "rows_per_update": 24}])
+def test_a_resumed_plan_keeps_the_paths_of_each_machine_and_its_updates(tmp_path, monkeypatch, kind, rows):
+    """Of one process or of ranks, also that of version 1.0. Rank 0 would tell all ranks its paths with whole settings."""
+    settings = PretrainSettings.parse(["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)])
+    planned = replace(settings, out_dir="of rank 0", hidden_size=16, batch_size=4, max_updates=50, **rows)
+    write_settings(planned, tmp_path / f"pretrain_16.{kind}.yaml")
+    (tmp_path / "pretrain_16_resume").mkdir()
+    (tmp_path / "pretrain_16_resume" / "update_00000001.pt").touch()
+    monkeypatch.setattr(planner, "on_main", lambda ranks, work: work())
     monkeypatch.setattr(planner, "wait_for_all_ranks", lambda ranks: nullcontext())
-    monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (path, plan))
-    # Of four ranks the resume warns that their updates have other rows.
-    for n, steps in ((1, 6), (2, 3), (3, 2), (4, 1)):
-        resumed = planner.plan_run(settings, RunContext(Ranks(world_size=n), torch.device("cpu"), StopSignals()))
-        assert (resumed.out_dir, resumed.accumulation_steps) == (str(tmp_path), steps)
+    for n in (1, 2, 3, 4):
+        ranks = Ranks(world_size=n)
+        resumed = planner.plan_run(settings, RunContext(ranks, torch.device("cpu"), StopSignals()), None)
+        assert (resumed.out_dir, Batching.of(resumed, ranks).rows) == (str(tmp_path), 24)
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
@@ -174,16 +178,18 @@ def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_pat
 
 def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
     planned(tmp_path, text)
-    plan = (tmp_path / "pretrain_16.plan.yaml").read_bytes()
+    plan = (tmp_path / "pretrain_16.settings.yaml").read_bytes()
+    (tmp_path / "pretrain_16.plan.yaml").write_bytes(plan)
     train(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "batch_size": 2, "max_updates": 1})
+    # Version 1.0 had a file of its own.
     assert not (tmp_path / "pretrain_16.plan.yaml").exists()
-    assert (tmp_path / "pretrain_16_resume_old1" / "pretrain_16.plan.yaml").read_bytes() == plan
+    assert (tmp_path / "pretrain_16_resume_old1" / "pretrain_16.settings.yaml").read_bytes() == plan
     planned(tmp_path, text, budget_tokens=4000)
-    assert "4000" in (tmp_path / "pretrain_16.plan.yaml").read_text()
+    assert "4000" in (tmp_path / "pretrain_16.settings.yaml").read_text()
 
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
-    """A plan is neither made nor written again, and decides on the training alone. Reference: the run that went through."""
+    """A plan is not made again, and decides on the training alone. Reference: the run that went through."""
     said = {"seed": 7, "grad_clip": 0.1}
     whole = planned(tmp_path / "whole", text, save_interval=5, **said)
     # The run is killed behind its third save.
@@ -199,7 +205,6 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(Saver, "save", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         planned(tmp_path / "again", text, save_interval=5, keep_checkpoints=7, **said)
-    plan = (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes()
     monkeypatch.setattr(Saver, "save", save)
     capfd.readouterr()
     resumed = planned(tmp_path / "again", text, save_interval=5, log_interval=2, from_resume=1)
@@ -207,7 +212,6 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     assert "using the plan of the first start" in printed and "resumed from" in printed
     assert "planning:" not in printed
     assert resumed.settings.keep_checkpoints == 2
-    assert (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes() == plan
     assert (resumed.progress.update, resumed.progress.tokens) == (whole.progress.update, whole.progress.tokens)
     assert_same_weights(resumed, whole)
 
@@ -255,11 +259,12 @@ def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch
     """Although by its true speed, three times what the estimate says, other micro-batches would suit better."""
     timed = []
 
-    def in_place_of_timed(costs, config, batching, times, compiled):
-        timed.append((compiled, config.hidden_size, batching.micro_rows))
-        return costs.estimated_seconds(config, batching.micro_rows, compiled) / 3, 0.0, 30.0
+    def in_place_of_run(timing, ranks, device):
+        rows = len(timing.batch.input_ids)
+        timed.append((timing.compiled, timing.config.hidden_size, rows))
+        return costs.Timed(rows * timing.config.hidden_size / 1e5, 0.0, 30.0)
 
-    monkeypatch.setattr(costs.RunCosts, "timed", in_place_of_timed)
+    monkeypatch.setattr(Timing, "run", in_place_of_run)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device: failure)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--cpu_processes", "1"]
     assert train_pretrain.main([*arguments, *words.split(), "--use_compile", "1", "--dry_run", "1"]) == 0
@@ -275,7 +280,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_pa
 
     def multiplies(float32, bfloat16):
         rates = {torch.float32: float32, torch.bfloat16: bfloat16}
-        monkeypatch.setattr(planner, "product_rate", lambda device, dtype, sizes=None: rates[dtype])
+        monkeypatch.setattr(planner, "product_rate", lambda device, dtype: rates[dtype])
 
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
     options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "dtype": None, "budget": "90s"}
@@ -293,7 +298,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_pa
     multiplies(1e11, 4e11)
     assert train_pretrain.main(flags(**options, from_resume=1)) == 0
     assert "planning:" not in capfd.readouterr().out
-    assert "dtype: float32\n" in (tmp_path / "pretrain_16.plan.yaml").read_text()
+    assert "dtype: float32\n" in (tmp_path / "pretrain_16.settings.yaml").read_text()
 
 
 @pytest.mark.slow
