@@ -77,10 +77,9 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
             on_main(run_context.ranks, partial(check_writable, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, run_context, free, job_class.kind)
-        if planned is None:
+        settings = plan_run(settings, run_context, free, job_class.kind)
+        if settings.dry_run:
             return 0
-        settings = planned
     elif settings.planned_for and not settings.from_resume:
         line = f"note: --config has a plan for {settings.planned_for}: its updates are trained, without planning and without a clock"
         on_main(run_context.ranks, partial(announce, line))

@@ -30,7 +30,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.sampled_head import rows_targets
-from trainer.pretrain.settings import PretrainSettings, seconds_of
+from trainer.pretrain.settings import PretrainSettings
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -214,8 +214,7 @@ class RunCosts:
         self.fixed = settings.fixed
         self.max_passes = laws.max_passes(settings.from_weight)
         self.n_prompts = len(read_prompts(settings.sample_prompts))
-        # a budget of time
-        self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.seconds = settings.budget_seconds
 
     @property
     def seconds_left(self) -> float | None:

@@ -41,7 +41,7 @@ from trainer.budget.plan import (
     settings_to_resume,
     shape_text,
 )
-from trainer.budget.timing import Timing
+from trainer.budget.timing import Timing, timing_of
 from trainer.budget.vocabulary import best_entries, knows_held_out, tokenizers_of_text
 from trainer.job import RunContext
 from trainer.machine.compiling import PRODUCT_RATE
@@ -51,7 +51,7 @@ from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.initial_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MAX_MICRO_ROWS, refuse_too_large
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, seconds_of
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
@@ -89,8 +89,8 @@ ROUNDS = 4
 
 def plan_run(
     settings: PretrainSettings, run_context: RunContext, free: float | None, kind: TextKind = DOCUMENTS
-) -> PretrainSettings | None:
-    """The settings with all open ones chosen; None: --dry_run has shown the plan.
+) -> PretrainSettings:
+    """The settings with all open ones chosen, and shown.
 
     free: bytes of memory for a rank; None: unknown. kind: of the text. A collective. Errors: UserError, DataError.
     """
@@ -108,16 +108,11 @@ def plan_run(
             timed = told.run(ranks, run_context.device)
     with wait_for_all_ranks(ranks), user_errors():
         # Each rank keeps its own settings otherwise: paths may differ between machines.
-        planned = dataclasses.replace(settings, **told)
-    return None if settings.dry_run else planned
+        return dataclasses.replace(settings, **told)
 
 
 def plan_on_main(
-    settings: PretrainSettings,
-    run_context: RunContext,
-    kind: TextKind,
-    memory: float | None,
-    tokenizers: Path | None,
+    settings: PretrainSettings, run_context: RunContext, kind: TextKind, memory: float | None, tokenizers: Path | None
 ) -> Generator[Timing | dict[str, Any], Any, None]:
     """Yields what all ranks are to time, and at last {name: planned value} of the settings. memory: bytes that a rank may take.
 
@@ -125,8 +120,7 @@ def plan_on_main(
     """
     ranks, device = run_context.ranks, run_context.device
     settings, config = settings_of_folder(settings)
-    settings, rate = measure_machine(settings, device)
-    machine = Machine(rate * ranks.world_size, memory, device.type, pick_dtype(settings.dtype, device)[0], ranks)
+    settings, machine = measure_machine(settings, run_context, memory)
     own = settings
     if tokenizers:
         entries = best_entries(tokenizers, settings, machine, lambda n: sizes(fixed_fields(settings, n)))
@@ -187,12 +181,13 @@ def refuse_contradictions(settings: PretrainSettings) -> None:
         )
 
 
-def measure_machine(settings: PretrainSettings, device: torch.device) -> tuple[PretrainSettings, float]:
-    """Returns (settings, FLOP/s of large products on a rank). What the user leaves open and no size decides is chosen here:
-
-    Muon; float32, if this CPU is slower in bfloat16; in a long run on a CPU --verify_every.
-    """
-    seconds = seconds_of(settings.budget) if settings.budget else 0.0
+def measure_machine(
+    settings: PretrainSettings, run_context: RunContext, memory: float | None
+) -> tuple[PretrainSettings, Machine]:
+    """Chooses what the user leaves open and no size decides: Muon; float32, if this CPU is slower in bfloat16; in a long run on a CPU
+    --verify_every."""
+    ranks, device = run_context.ranks, run_context.device
+    seconds = settings.budget_seconds or 0.0
     chosen: dict[str, Any] = {"optimizer": "muon"}
     if seconds >= SECONDS_TO_VERIFY and device.type == "cpu":
         chosen["verify_every"] = VERIFY_EVERY
@@ -205,12 +200,12 @@ def measure_machine(settings: PretrainSettings, device: torch.device) -> tuple[P
         in_float32 = min(product_rate(device, torch.float32), limit)
         if in_float32 >= WORTH_FLOAT32 * rate:
             gain = in_float32 / rate
-            announce(
-                f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
-            )
-            chosen["dtype"], rate = "float32", in_float32
+            line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
+            announce(f"planning: {line}")
+            chosen["dtype"], dtype, rate = "float32", torch.float32, in_float32
     chosen = {name: value for name, value in chosen.items() if name not in settings.fixed}
-    return dataclasses.replace(settings, **chosen), rate
+    machine = Machine(rate * ranks.world_size, memory, device.type, dtype, ranks)
+    return dataclasses.replace(settings, **chosen), machine
 
 
 def sizes(fields: Mapping[str, Any]) -> list[ModelConfig]:
@@ -298,7 +293,7 @@ def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timi
     end = seconds_since_start() + TIMING_SHARE * costs.seconds
     while plan.config.hidden_size not in costs.corrections and (not costs.corrections or seconds_since_start() < end):
         announce(f"planning: timing {shape_text(plan)}")
-        timed = yield Timing.of(plan, costs, compiled=False)
+        timed = yield timing_of(plan, costs, compiled=False)
         costs.learn(plan.config, plan.batching, timed, compiled=False)
         plan = best_plan(candidates, costs)
     if costs.compiled:
@@ -306,7 +301,7 @@ def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timi
         costs.compiled = costs.is_worth_compiling(to_compile)
         if costs.compiled:
             announce(f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}")
-            timed = yield Timing.of(plan, costs, compiled=True)
+            timed = yield timing_of(plan, costs, compiled=True)
             costs.learn(plan.config, plan.batching, timed, compiled=True)
         # With this code, or as plain code after all
         plan = best_plan(candidates, costs)

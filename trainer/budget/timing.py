@@ -9,7 +9,6 @@ import torch
 from dataset.batches import Batch
 from dataset.loader import to_device
 from dataset.packing import Totals
-from model.config import ModelConfig
 from model.model_minimind import MiniMindLM
 from trainer.budget.costs import RunCosts, Timed
 from trainer.budget.plan import BudgetPlan
@@ -32,48 +31,21 @@ MAX_TIMED_S = 10.0
 
 
 class Timing(NamedTuple):
-    """What to time: rank 0 makes it, and all ranks run it. It brings its batch, since only rank 0 has opened the text.
+    """Times updates of a plan with a budget of time, on all ranks. It brings its batch, since only rank 0 has opened the text."""
 
-    updates, seconds: to time at least, of each rank.
-    """
-
-    config: ModelConfig
+    plan: BudgetPlan
     settings: PretrainSettings
     dtype: torch.dtype
     batch: Batch
     head_sampler: HeadSampler | None
     compiled: bool
-    updates: int
-    seconds: float
-
-    @classmethod
-    def of(cls, plan: BudgetPlan, costs: RunCosts, compiled: bool) -> "Timing":
-        """Of the updates of a plan with a budget of time.
-
-        They train the text itself: the time of some kernels depends on repeated tokens, and on several documents in a row.
-        """
-        text, rows = costs.text, plan.batching.micro_rows
-        assert costs.seconds is not None, "only a budget of time is timed"
-        sampler = None
-        if costs.head_ids:
-            sampler = HeadSampler(
-                rows_targets(text.corpus), plan.config.vocab_size, costs.head_ids, costs.settings.seed
-            )
-        return cls(
-            plan.config,
-            costs.settings,
-            costs.machine.dtype,
-            text.corpus.assembler(rows)[text.rows.recipe(range(min(rows, text.rows.n_rows)))],
-            sampler,
-            compiled,
-            updates=max(1, min(TIMED, int(TIMED_SHARE_OF_UPDATES * plan.updates))),
-            seconds=min(TIMED_SHARE * costs.seconds, MAX_TIMED_S),
-        )
 
     def run(self, ranks: Ranks, device: torch.device) -> Timed:
         """The times of this rank: medians, since a machine may be slower at first. The rest of an update is the exchange of gradients
         and the optimiser. A collective: ranks wait for each other, as in the run."""
-        settings, config, dtype = self.settings, self.config, self.dtype
+        settings, config, dtype = self.settings, self.plan.config, self.dtype
+        least_updates = max(1, min(TIMED, int(TIMED_SHARE_OF_UPDATES * self.plan.updates)))
+        least_seconds = min(TIMED_SHARE * (settings.budget_seconds or 0.0), MAX_TIMED_S)
         batch = to_device(self.batch, device)
         rows, T = batch.input_ids.shape
         recomputes = settings.gradient_checkpointing
@@ -113,10 +85,20 @@ class Timing(NamedTuple):
         micro_batches: list[float] = []
         lasts: list[float] = []
         # All ranks time as many.
-        while len(lasts) < self.updates or min_over_ranks(ranks, sum(micro_batches) + sum(lasts)) < self.seconds:
+        while len(lasts) < least_updates or min_over_ranks(ranks, sum(micro_batches) + sum(lasts)) < least_seconds:
             micro_batches.append(seconds(micro_batch, device))
             lasts.append(seconds(last_of_update, device))
         engine.close()
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
         return Timed(median(micro_batches), median(lasts) - median(micro_batches), first_seconds)
+
+
+def timing_of(plan: BudgetPlan, costs: RunCosts, compiled: bool) -> Timing:
+    """On the text itself: the time of some kernels depends on repeated tokens, and on several documents in a row."""
+    text, rows, sampler = costs.text, plan.batching.micro_rows, None
+    if costs.head_ids:
+        targets = rows_targets(text.corpus)
+        sampler = HeadSampler(targets, plan.config.vocab_size, costs.head_ids, costs.settings.seed)
+    batch = text.corpus.assembler(rows)[text.rows.recipe(range(min(rows, text.rows.n_rows)))]
+    return Timing(plan, costs.settings, costs.machine.dtype, batch, sampler, compiled)

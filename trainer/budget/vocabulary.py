@@ -19,7 +19,7 @@ from trainer.budget.difficulty import difficulty_of_tokens
 from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
 from trainer.pretrain.memory import flops_per_token
-from trainer.pretrain.settings import PretrainSettings, seconds_of
+from trainer.pretrain.settings import PretrainSettings
 
 # Text to train a tokenizer on, in bytes: at most MAX_BYTES, and so many for each second of a budget. They take 0.3 s/MB (English) to
 # 1.4 s/MB (Chinese) of a core: 1 to 4 % of the budget. And MEMORY_TIMES as much memory.
@@ -47,7 +47,7 @@ def tokenizers_of_text(settings: PretrainSettings, ranks: Ranks, kind: TextKind,
     """
     if "tokenizer_path" in settings.user_set or settings.from_weight != "none" or kind is not DOCUMENTS:
         return None
-    max_bytes = min(MAX_BYTES, BYTES_PER_SECOND * seconds_of(settings.budget) if settings.budget else math.inf)
+    max_bytes = min(MAX_BYTES, BYTES_PER_SECOND * (settings.budget_seconds or math.inf))
     if memory is not None:
         # A power of two: free memory varies, and another number would train another tokenizer.
         max_bytes = min(max_bytes, 2.0 ** int(math.log2(memory / MEMORY_TIMES)))
@@ -108,8 +108,8 @@ def expected_loss(
     else:
         token_seconds = token_flops / rate
         seconds = (settings.budget_flops or 0) / rate
-        if settings.budget:
-            seconds = TRAINING_SHARE * seconds_of(settings.budget)
+        if settings.budget_seconds:
+            seconds = TRAINING_SHARE * settings.budget_seconds
             # What an update takes for the rows of the embedding counts only where time does.
             numbers = max(config.vocab_size - laws.USUAL_ENTRIES, 0) * config.hidden_size
             update_tokens = laws.batch_tokens(max(seconds / token_seconds, 1))

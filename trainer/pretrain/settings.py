@@ -116,6 +116,11 @@ class BudgetSettings(Settings):
         return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(self, name)) is not None)
 
     @property
+    def budget_seconds(self) -> float | None:
+        """Of a budget of time."""
+        return seconds_of(self.budget) if self.budget else None
+
+    @property
     def has_budget(self) -> bool:
         """The run is planned."""
         return bool(self.budget_flag)

@@ -10,6 +10,9 @@ from tests.trainer.budget.test_best_plan import best, costs_of
 from trainer.budget import laws, planner
 from trainer.budget.laws import MAX_PASSES
 from trainer.budget.plan import chosen_settings, explicit_command, loss_error, plan_lines
+from trainer.job import RunContext
+from trainer.machine.command_line import StopSignals
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
 PLAN = best()
@@ -38,7 +41,8 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
 def test_a_plan_of_an_hour_verifies_updates(monkeypatch, budget, words, every):
     monkeypatch.setattr(planner, "product_rate", lambda *_: 1e11)
     settings = PretrainSettings.parse(f"--budget {budget} {words}".split())
-    settings, _ = planner.measure_machine(settings, torch.device("cpu"))
+    run_context = RunContext(Ranks(), torch.device("cpu"), StopSignals())
+    settings, _ = planner.measure_machine(settings, run_context, None)
     assert settings.verify_every == every
 
 

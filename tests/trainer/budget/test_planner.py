@@ -261,8 +261,8 @@ def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch
 
     def in_place_of_run(timing, ranks, device):
         rows = len(timing.batch.input_ids)
-        timed.append((timing.compiled, timing.config.hidden_size, rows))
-        return costs.Timed(rows * timing.config.hidden_size / 1e5, 0.0, 30.0)
+        timed.append((timing.compiled, timing.plan.config.hidden_size, rows))
+        return costs.Timed(rows * timing.plan.config.hidden_size / 1e5, 0.0, 30.0)
 
     monkeypatch.setattr(Timing, "run", in_place_of_run)
     monkeypatch.setattr(costs, "failure_to_compile", lambda device: failure)
