@@ -106,6 +106,16 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
         assert schedule.n_steps == len(steps.pop())
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_interval_is_as_many_rows_on_any_number_of_ranks(world):
+    """By hand: 9 micro-batches of 2 rows end with row 18, 36, 54 and 72, and updates with row 12, 24 and so on."""
+    flags = SimpleNamespace(batch_size=2, accumulation_steps=8, rows_per_update=12)
+    batching = Batching.of(flags, Ranks(world_size=world))
+    each = batching.micro_batches
+    due = [update for update in range(1, 7) if batching.completes(9, each * (update - 1), each * update)]
+    assert due == [2, 3, 5, 6] and batching.updates_in(9) == 1.5
+
+
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):
     """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
     write_corpus(tmp_path / "data.jsonl")

@@ -1,5 +1,6 @@
 """--budget and its relatives as a user meets them. References: the same run by the flags that the plan prints; the clock."""
 
+import json
 import shlex
 import time
 from contextlib import nullcontext
@@ -214,6 +215,15 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     assert resumed.settings.keep_checkpoints == 2
     assert (resumed.progress.update, resumed.progress.tokens) == (whole.progress.update, whole.progress.tokens)
     assert_same_weights(resumed, whole)
+
+
+def test_a_plan_for_weights_is_for_their_shape(tmp_path):
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "a_32.json").write_text(json.dumps(shape))
+    (tmp_path / "a_32.pth").touch()
+    words = ["--budget_tokens", "3000", "--learning_rate", "1e-3", "--from_weight", str(tmp_path / "a_32.pth")]
+    (model,) = planner.sizes(planner.fixed_fields(PretrainSettings.parse(words), 97))
+    assert {name: getattr(model, name) for name in shape} == shape
 
 
 def test_an_out_dir_that_cannot_be_written_is_told_before_the_plan(text, tmp_path, capfd):

@@ -137,11 +137,12 @@ def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, run_context, kind):
+    def plan_run(settings, *_):
         asked.append(settings.user_set)
+        return settings
 
     monkeypatch.setattr(command, "plan_run", plan_run)
-    argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1"]
+    argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1", "--dry_run"]
     for batch_size, expected in (("auto", set()), ("16", {"batch_size"})):
         assert train_pretrain.main([*argv, "--batch_size", batch_size]) == 0
-        assert asked.pop() == {"device", "data_path", "budget_tokens", "seed", *expected}
+        assert asked.pop() == {"device", "data_path", "budget_tokens", "seed", "dry_run", *expected}
