@@ -158,24 +158,11 @@ def test_a_plan_trains_a_tokenizer_that_all_find_and_a_kill_does_not_lose(text, 
     assert read_record(weight)[VOCABULARY_FIELD] == killed.job.parts.vocabulary
     assert (tmp_path / "killed" / "pretrain_32.tokenizer" / "tokenizer.json").is_file()
     # A finished run finds its tokenizer by its plan alone.
-    assert (
-        train_pretrain.main(flags(**{**options, "cache_dir": None, "out_dir": tmp_path / "killed", "from_resume": 1}))
-        == 0
-    )
+    options["cache_dir"] = None
+    assert train_pretrain.main(flags(**options, out_dir=tmp_path / "killed", from_resume=1)) == 0
     chats = [[{"role": "user", "content": "etao"}, {"role": "assistant", "content": "shrdlu"}]] * 8
     path = write_records(tmp_path / "chats.jsonl", [{"conversations": chat} for chat in chats])
-    words = [
-        "--data_path",
-        path,
-        "--out_dir",
-        str(tmp_path / "killed"),
-        "--max_updates",
-        "2",
-        "--device",
-        "cpu",
-        "--report",
-        "0",
-    ]
+    words = f"--data_path {path} --out_dir {tmp_path / 'killed'} --max_updates 2 --device cpu --report 0".split()
     assert train_sft.main([*words, "--use_compile", "0", "--cpu_processes", "1"]) == 0
     capfd.readouterr()
     tuned = str(tmp_path / "killed" / "full_sft_32.pth")
