@@ -268,7 +268,7 @@ class RunCosts:
 
     def estimated_seconds(self, config: ModelConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
-        H, ranks = config.hidden_size, self.ranks
+        H = config.hidden_size
         context, utilisation = self.text.context, GPU_UTILISATION
         if self.device.type == "cpu":
             context += CPU_SCORES * max(self.text.rows.T - laws.USUAL_ROW, 0)
@@ -282,9 +282,7 @@ class RunCosts:
             # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
             weights = parameter_count(config) - config.vocab_size * H
             muon_flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
-            # The processes of one command share this; each rank of a launcher repeats it.
-            times = 1 if ranks.sharing > 1 else ranks.world_size
-            work += muon_flops / MUON_UTILISATION * times
+            work += muon_flops / MUON_UTILISATION
         return (
             work / self.product_rate
             + ENTRY_SECONDS[self.device.type] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
@@ -325,12 +323,12 @@ class RunCosts:
         updates_between = max(self.settings.eval_interval / batching.micro_batches, 1.0)
         return int(training_seconds / self.update_seconds(config, batching.rows) / updates_between)
 
-    def memory(self, config: ModelConfig, batch_size: int) -> float:
-        """Peak memory in bytes, with micro-batches of this many rows."""
+    def memory(self, config: ModelConfig, rows: int) -> float:
+        """Peak memory of a rank in bytes, with micro-batches of this many rows."""
         # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
         compiled = self.compiled and self.device.type != "cuda"
         T = self.text.rows.T
-        return training_bytes(config, batch_size, T, self.settings, self.dtype, self.device, self.ranks, compiled)
+        return training_bytes(config, rows, T, self.settings, self.dtype, self.device, compiled)
 
     def token_flops(self, config: ModelConfig) -> float:
         """Of a run of this model."""
@@ -344,8 +342,6 @@ class RunCosts:
         ranks = self.ranks
         times = max(1, min(TIMED, int(MEASURED_SHARE_OF_UPDATES * updates)))
         micro_batch, rest, first = self.timed(config, batching, times, compiled)
-        if ranks.memory is not None:
-            ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * batching.micro_batches + rest)
         if compiled:

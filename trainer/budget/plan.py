@@ -165,7 +165,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
         budget = f"{quantity(chosen.budget_tokens)} tokens"
     passes_text = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     micro_batches = f"{batching.batch_size} x {counted(batching.micro_batches, 'micro-batch', 'micro-batches')}"
-    if (at_once := batching.ranks.micro_batches_at_once) > 1:
+    if (at_once := batching.ranks.batches_at_once) > 1:
         micro_batches += f" on each of {at_once} ranks"
     rates = f"{chosen.learning_rate:g} ({'AdamW' if chosen.optimizer == 'adamw' else chosen.optimizer})"
     if chosen.optimizer == "muon":
@@ -271,7 +271,7 @@ def plan_path(stem: Path) -> Path:
 def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
     """Write the plan of a run that starts; a no-op for a run that is not planned."""
     if settings.has_budget and not plan_path(stem).is_file():
-        in_one_process = {name: ranks.micro_batches_at_once * getattr(settings, name) for name in IN_MICRO_BATCHES}
+        in_one_process = {name: ranks.batches_at_once * getattr(settings, name) for name in IN_MICRO_BATCHES}
         plan = dataclasses.replace(settings, **in_one_process)
         write_settings(plan, plan_path(stem))
 

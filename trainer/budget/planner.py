@@ -100,7 +100,7 @@ def plan_run(
         for name in IN_MICRO_BATCHES:
             # 0 would turn an interval off.
             if planned.get(name):
-                planned[name] = max(1, planned[name] // ranks.micro_batches_at_once)
+                planned[name] = max(1, planned[name] // ranks.batches_at_once)
         with wait_for_all_ranks(ranks), user_errors():
             # On each rank: paths may differ between machines.
             if "tokenizer_path" not in settings.user_set:
@@ -394,7 +394,7 @@ def plan_for(config: ModelConfig, costs: RunCosts) -> BudgetPlan | None:
         seconds=seconds,
         other_seconds=costs.other_seconds(config, batching, seconds),
         flops=tokens * costs.token_flops(config),
-        memory=costs.memory(config, batching.batch_size),
+        memory=costs.memory(config, batching.micro_rows),
         loss=laws.expected_loss(
             config, tokens, text.parts, text.difficulty, costs.optimizer, costs.init_scheme(config), text.context
         ),
@@ -410,7 +410,7 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     most = max(1, MAX_MICRO_ROWS[costs.device.type] // times_as_long)
     # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
-        candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]
+        candidates = [(math.ceil(settings.batch_size * ranks.batches_at_once / ranks.world_size), n) for n in steps]
     elif "accumulation_steps" in costs.fixed:
         candidates = [(rows, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
     else:
@@ -426,7 +426,7 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     for micro_rows, n in candidates:
         rows_at_once = micro_rows * ranks.world_size
         batching = Batching(ranks, n * rows_at_once, micro_rows, rows_at_once)
-        fits = costs.available_memory is None or costs.memory(config, batching.batch_size) <= costs.available_memory
+        fits = costs.available_memory is None or costs.memory(config, batching.micro_rows) <= costs.available_memory
         # Nothing is compiled twice.
         is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
         if fits and is_compiled:
