@@ -4,7 +4,7 @@ With --batch_size 32 and --accumulation_steps 2, eight ranks are one of two thin
 
                                      rows of an update   micro-batches, one after the other   rows of one on a rank   at once
     torchrun: each has its own              512                          2                              32                8
-    a divided command: shared ones           64                          2                               4                1
+    one command: shared ones                 64                          2                               4                1
 """
 
 import math
@@ -35,10 +35,10 @@ class Batching:
         """As the flags say; with --batch_size auto the rows of its default, in whatever micro-batches they will be."""
         kind: Any = type(settings)
         batch_size = settings.batch_size or field_default(kind, "batch_size")
-        rows_at_once = batch_size * ranks.micro_batches_at_once
+        rows_at_once = batch_size * ranks.batches_at_once
         rows = settings.rows_per_update or settings.accumulation_steps * rows_at_once
         # Micro-batches of equal size: if all but the last were full, some ranks might have no rows in the last one.
-        micro_batches = math.ceil(rows / (math.ceil(batch_size / ranks.sharing) * ranks.world_size))
+        micro_batches = math.ceil(rows / rows_at_once)
         micro_rows = math.ceil(rows / (micro_batches * ranks.world_size))
         # Micro-batches that ranks compute at once count as one; but with --rows_per_update a warm-up must not depend on the ranks.
         return cls(ranks, rows, micro_rows, flag_rows=batch_size if settings.rows_per_update else rows_at_once)
@@ -51,7 +51,7 @@ class Batching:
     @property
     def batch_size(self) -> int:
         """Rows of a micro-batch, whichever ranks share it."""
-        return self.micro_rows * self.ranks.sharing
+        return self.micro_rows * self.ranks.world_size // self.ranks.batches_at_once
 
     def updates_in(self, interval: int) -> float:
         """Updates in an interval of so many micro-batches, as flags count them."""

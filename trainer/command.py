@@ -19,7 +19,7 @@ from trainer.calls import Caller, Result
 from trainer.job import RunContext, RunFiles
 from trainer.launch import launch
 from trainer.loop import Trainer
-from trainer.machine.cpu_ranks import ShareableBatch
+from trainer.machine.cpu_ranks import IS_CALL, processes_of, run_ranks
 from trainer.machine.ranks import on_main, ranks_of_launcher
 from trainer.pretrain.data import announce_embedded_corpus, refuse_too_little_text
 from trainer.pretrain.initial_model import settings_of_folder
@@ -45,15 +45,16 @@ def run_command(
         restart_clock()
     if settings.ddp and ranks_of_launcher() is None:
         raise UserError("--ddp needs a launcher: start with torchrun --nproc_per_node 2 in place of python")
-    return launch(partial(train, job_class=job_class), settings, argv, partial(shareable_batch, settings), caller)
+    n_ranks, notices = cpu_processes(settings, is_call=argv is not None)
+    return run_ranks(n_ranks, partial(launch, partial(train, job_class=job_class), settings, argv, notices, caller))
 
 
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
 LARGE_VOCABULARY = 64_000
 
 
-def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
-    """None if flags or a folder of weights are wrong: the job reports why."""
+def cpu_processes(settings: PretrainSettings, is_call: bool) -> tuple[int, list[str]]:
+    """As `processes_of`; 1 if flags or a folder of weights are wrong: the job reports why. is_call: of a function."""
     try:
         _, config = settings_of_folder(settings)
         if config is None:
@@ -61,11 +62,13 @@ def shareable_batch(settings: PretrainSettings) -> ShareableBatch | None:
             if settings.tokenizer_path != DEFAULT_TOKENIZER or settings.has_budget:
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
-        return None
+        return 1, []
     # The plan, or the job, chooses the rows.
     is_open = settings.batch_size == AUTO_ROWS or (settings.has_budget and "batch_size" not in settings.user_set)
     rows = MAX_MICRO_ROWS["cpu"] if is_open else settings.batch_size
-    return ShareableBatch(rows, settings.max_seq_len, parameter_count(config), why_not_divisible(config), is_open)
+    obstacle = IS_CALL if is_call else why_not_divisible(config)
+    positions, parameters = settings.max_seq_len, parameter_count(config)
+    return processes_of(settings.cpu_processes, settings.device, rows, positions, parameters, obstacle, is_open)
 
 
 def train(settings: PretrainSettings, run_context: RunContext, job_class: type[PretrainJob]) -> int:

@@ -35,7 +35,7 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
-from trainer.reducer import Reducer, make_reducer
+from trainer.reducer import DistributedReducer
 from trainer.settings import NONE, OptimizerSettings
 from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_as, sharded_state
 from trainer.snapshot import snapshot
@@ -127,9 +127,12 @@ class Engine:
         # A fused optimiser reads `found_inf` on the device, and is a no-op if it is 1. The first group decides for all: Muon, which
         # follows AdamW, reads it too.
         self.fused = bool(self.groups[0].get("fused"))
-        self.reducer: Reducer | None = None
+        self.reducer: DistributedReducer | None = None
         if ranks.world_size > 1 and not self.is_sharded:
-            self.reducer = make_reducer(model, ranks)
+            # A seed gives the same weights only on machines of the same kind.
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.data, src=0)
+            self.reducer = DistributedReducer([p for p in model.parameters() if p.requires_grad])
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         # this rank's sums since the last `collect`
@@ -279,7 +282,8 @@ class Engine:
             # is not the cause.
             is_lower = (scale_before > 1) & (self.scaler.scale(one) < scale_before)
             overflow = bad * (is_lower & (bad_losses == 0))
-        keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
+        # The gradients of a reducer are views of its buckets.
+        keeps_gradients = self.graphs is not None or self.reducer is not None
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=not keeps_gradients)
         # The outcome for `poll`. Up to here `outcome` is that of the previous update.

@@ -69,17 +69,6 @@ class MachineSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class DividedMachineSettings(MachineSettings):
-    """machine"""
-
-    cpu_processes: str = setting(
-        "auto",
-        check=auto_or(positive(int, MAX_PROCESSES)),
-        help="processes that share each micro-batch on a CPU (Linux only); 1: one process with all threads",
-    )
-
-
-@dataclass(kw_only=True)
 class UpdateSettings(Settings):
     """training"""
 
@@ -117,6 +106,11 @@ class OptimizerSettings(UpdateSettings):
         0.0,
         check=not_negative(float),
         help="with muon: AdamW's learning rate for other matrices (embeddings, head, routers); 0: --learning_rate",
+    )
+    cpu_processes: str = setting(
+        "auto",
+        check=auto_or(positive(int, MAX_PROCESSES)),
+        help="processes that share each micro-batch on a CPU (Linux only); 1: one process with all threads",
     )
 
 

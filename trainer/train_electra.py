@@ -34,23 +34,22 @@ from trainer.job import RunContext
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.cpu_ranks import ShareableBatch
+from trainer.machine.cpu_ranks import IS_CALL, processes_of, run_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags. Returns the exit code. argv: as in trainer/command.py."""
     settings = ElectraSettings.parse(argv)
-    return launch(train, settings, argv, partial(shareable_batch, settings))
-
-
-def shareable_batch(settings: ElectraSettings) -> ShareableBatch:
-    """Known before anything is opened; networks from files count as the published size."""
+    # Layers of both networks (the generator's are narrower), and shared embeddings of 30,522 entries, as published; networks from
+    # files count as the published size.
     size = settings.network_sizes()
     width = size["hidden_size"]
-    # Layers of both networks (the generator's are narrower), and shared embeddings of 30,522 entries, as published.
     layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
     parameters = layers + 30_522 * size["embedding_size"]
-    return ShareableBatch(batch_size_of(settings, 1), settings.max_seq_len, parameters)
+    obstacle = "" if argv is None else IS_CALL
+    rows, positions = batch_size_of(settings, 1), settings.max_seq_len
+    n_ranks, notices = processes_of(settings.cpu_processes, settings.device, rows, positions, parameters, obstacle)
+    return run_ranks(n_ranks, partial(launch, train, settings, argv, notices))
 
 
 def train(settings: ElectraSettings, run_context: RunContext) -> int:

@@ -86,7 +86,7 @@ def open_run(settings: ElectraSettings, run_context: RunContext) -> Parts:
     if settings.batch_size and settings.rows_per_update:
         # The number of micro-batches follows.
         notices += warnings_of(settings, {"accumulation_steps": "--batch_size and --rows_per_update are given"})
-    settings.batch_size = batch_size_of(settings, ranks.micro_batches_at_once)
+    settings.batch_size = batch_size_of(settings, ranks.batches_at_once)
     with user_errors():
         folder = Path(settings.out_dir) / f"electra_{settings.size}"
         stem = folder / folder.name

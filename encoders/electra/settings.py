@@ -10,7 +10,7 @@ from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from encoders.schedules import ENCODER_SCHEDULES
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
-from trainer.settings import DividedMachineSettings, OptimizerSettings, OutputSettings, UpdateSettings
+from trainer.settings import MachineSettings, OptimizerSettings, OutputSettings, UpdateSettings
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,7 @@ class ElectraValidation(ValidationDataSettings):
 
 
 @dataclass(kw_only=True)
-class ElectraSettings(
-    DividedMachineSettings, ElectraValidation, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput
-):
+class ElectraSettings(MachineSettings, ElectraValidation, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     prog: ClassVar[str] = "train_electra.py"
@@ -190,10 +188,10 @@ class ElectraSettings(
                 setattr(self, name, getattr(SIZES[self.size], name))
 
 
-def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
+def batch_size_of(settings: ElectraSettings, batches_at_once: int) -> int:
     """Rows of a micro-batch; by default those that together make --rows_per_update or the published batch."""
     if settings.batch_size is not None:
         return settings.batch_size
-    parts = settings.accumulation_steps * micro_batches_at_once
+    parts = settings.accumulation_steps * batches_at_once
     rows = settings.rows_per_update or SIZES[settings.size].batch_size
     return math.ceil(rows / parts)

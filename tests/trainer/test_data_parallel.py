@@ -1,7 +1,7 @@
 """Two ranks in Gloo processes, started once for all tests. References: one rank, and tests/updates.py (each document alone)."""
 
 import os
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -19,10 +19,10 @@ from trainer import launch
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
-from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
-from trainer.optim.muon import Muon, SharedOrthogonalise, orthogonalise
+from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.optim.muon import Muon, divided_orthogonalise, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import DistributedReducer, SharedReducer, make_reducer
+from trainer.reducer import DistributedReducer
 from trainer.saving.saver import SaveTimer
 
 KINDS = ("dense padded", "moe packed")
@@ -38,8 +38,7 @@ def rank(folder):
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
-        result["shared"] = shared_sums(ranks)
-        result["muon"] = shared_muon(ranks)
+        result["muon"] = divided_muon(ranks)
     new_port("clock")
     result["saves"] = saves_by_the_clock(folder)
     result["faults"] = faulty_rank(Path(folder))
@@ -81,36 +80,11 @@ def poisoned_rank(ranks):
     return seen
 
 
-def sharing_memory(ranks, name):
-    """The ranks as copies of a command, which share memory."""
-    file = os.open(f"{os.environ['RANKS_FOLDER']}/{name}", os.O_RDWR | os.O_CREAT)
-    return replace(ranks, sharing=2, memory=SharedMemory(file, 2))
-
-
-def shared_sums(ranks):
-    """True if gradients and messages of four updates, summed in shared memory, equal those of an all-reduce."""
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(3,), (70, 5), (), (129,), (64,)]]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
-    assert isinstance(reducer, SharedReducer)
-    generator = torch.Generator().manual_seed(ranks.rank)
-    equal = []
-    for _ in range(4):
-        sums = [torch.randn(parameter.shape, generator=generator) for parameter in parameters]
-        for parameter, gradient in zip(parameters, sums, strict=True):
-            parameter.grad = gradient.clone()
-        message = torch.arange(3.0) + ranks.rank
-        found = [reducer.finish(message.clone()), *(parameter.grad for parameter in parameters)]
-        for total, one in zip(found, (message, *sums), strict=True):
-            dist.all_reduce(one)
-            equal.append(torch.equal(total, one))
-    return equal
-
-
-def shared_muon(ranks):
+def divided_muon(ranks):
     """The parameters after three updates of Muon, alone and with two, three and one matrix of a shape divided among the ranks."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
-    for how in (orthogonalise, SharedOrthogonalise(sharing_memory(ranks, "matrices"))):
+    for how in (orthogonalise, partial(divided_orthogonalise, ranks, False)):
         generator = torch.Generator().manual_seed(0)
         matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
         muon = Muon(matrices, lr=0.1, orthogonalise=how)
@@ -118,7 +92,6 @@ def shared_muon(ranks):
             for matrix in matrices:
                 matrix.grad = torch.randn(matrix.shape, generator=generator)
             muon.step()
-            dist.barrier()  # the sum of gradients in a run
         ended.append([matrix.detach() for matrix in matrices])
     return ended
 
@@ -191,9 +164,8 @@ def test_sums_of_three_ranks_have_the_same_bits_at_a_start_and_later():
         assert all(torch.equal(p, q) for p, q in zip(first, third, strict=True))
 
 
-def test_sums_in_shared_memory_and_muon_with_divided_matrices_equal_those_of_gloo_and_muon_alone_bitwise(both):
+def test_muon_with_divided_matrices_equals_muon_alone_bitwise(both):
     for result in both:
-        assert all(result["shared"])
         alone, divided = result["muon"]
         assert all(torch.equal(p, q) for p, q in zip(alone, divided, strict=True))
 

@@ -87,7 +87,7 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
     """Reference: slices of `rows` rows, whatever the ranks and their micro-batches are."""
     start = min(start, n_rows)
     flags = SimpleNamespace(batch_size=batch, accumulation_steps=8, rows_per_update=rows)
-    schedule = Batching.of(flags, Ranks(world_size=world, sharing=world if is_divided else 1)).schedule(n_rows, start)
+    schedule = Batching.of(flags, Ranks(world_size=world, share_batches=is_divided)).schedule(n_rows, start)
     seen = {}
     steps = set()
     for rank in range(world):

@@ -257,7 +257,7 @@ class RunCosts:
 
     def estimated_seconds(self, config: ModelConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
-        H, ranks = config.hidden_size, self.machine.ranks
+        H = config.hidden_size
         context, utilisation = self.text.context, GPU_UTILISATION
         if self.machine.device == "cpu":
             context += CPU_SCORES * max(self.text.rows.T - laws.USUAL_ROW, 0)
@@ -271,9 +271,7 @@ class RunCosts:
             # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
             weights = parameter_count(config) - config.vocab_size * H
             muon_flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
-            # The processes of one command share this; each rank of a launcher repeats it.
-            times = 1 if ranks.sharing > 1 else ranks.world_size
-            work += muon_flops / MUON_UTILISATION * times
+            work += muon_flops / MUON_UTILISATION
         return (
             work / self.machine.rate
             + ENTRY_SECONDS[self.machine.device] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
@@ -315,12 +313,12 @@ class RunCosts:
         return int(training_seconds / self.update_seconds(config, batching.rows) / updates_between)
 
     def memory(self, config: ModelConfig, batching: Batching) -> float:
-        """Peak memory in bytes."""
+        """Peak memory of a rank in bytes."""
         # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
         machine, T = self.machine, self.text.rows.T
         compiled = self.compiled and machine.device != "cuda"
-        device, rows = torch.device(machine.device), batching.batch_size
-        return training_bytes(config, rows, T, self.settings, machine.dtype, device, machine.ranks, compiled)
+        device, rows = torch.device(machine.device), batching.micro_rows
+        return training_bytes(config, rows, T, self.settings, machine.dtype, device, compiled)
 
     def token_flops(self, config: ModelConfig) -> float:
         """Of a run of this model."""

@@ -131,7 +131,7 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
     chosen = {name: value for name, value in chosen.items() if name not in costs.fixed}
-    if batching.ranks.micro_batches_at_once > 1:
+    if batching.ranks.batches_at_once > 1:
         # Any number of ranks trains these rows, and counts as one process does.
         chosen |= {"rows_per_update": batching.rows, "accumulation_steps": steps}
     return chosen
@@ -167,7 +167,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
         budget = f"{quantity(chosen.budget_tokens)} tokens"
     passes_text = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     micro_batches = f"{batching.batch_size} x {counted(batching.micro_batches, 'micro-batch', 'micro-batches')}"
-    if (at_once := batching.ranks.micro_batches_at_once) > 1:
+    if (at_once := batching.ranks.batches_at_once) > 1:
         micro_batches += f" on each of {at_once} ranks"
     rates = f"{chosen.learning_rate:g} ({'AdamW' if chosen.optimizer == 'adamw' else chosen.optimizer})"
     if chosen.optimizer == "muon":
@@ -295,7 +295,7 @@ def settings_to_resume(settings: PretrainSettings, ranks: Ranks) -> dict[str, An
     path, before = plan
     announce(f"using the plan of the first start: {path}")
     planned = {name: getattr(before, name) for name in PLANNED - settings.user_set}
-    if ranks.micro_batches_at_once > 1 and not before.rows_per_update:
+    if ranks.batches_at_once > 1 and not before.rows_per_update:
         # That of one process
         planned["rows_per_update"] = before.batch_size * before.accumulation_steps
     if "tokenizer_path" not in settings.user_set:

@@ -398,7 +398,7 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     most = max(1, MAX_MICRO_ROWS[machine.device] // times_as_long)
     # (rows of a micro-batch on one rank, micro-batches)
     if "batch_size" in costs.fixed:
-        candidates = [(math.ceil(settings.batch_size / ranks.sharing), n) for n in steps]
+        candidates = [(math.ceil(settings.batch_size * ranks.batches_at_once / ranks.world_size), n) for n in steps]
     elif "accumulation_steps" in costs.fixed:
         candidates = [(rows, settings.accumulation_steps) for rows in (1, *ROWS) if rows <= most]
     else:
@@ -413,7 +413,7 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     largest: dict[int, Batching] = {}
     for micro_rows, n in candidates:
         rows_at_once = micro_rows * ranks.world_size
-        batching = Batching(ranks, n * rows_at_once, micro_rows, flag_rows=micro_rows * ranks.sharing)
+        batching = Batching(ranks, n * rows_at_once, micro_rows, flag_rows=rows_at_once // ranks.batches_at_once)
         fits = machine.memory is None or costs.memory(config, batching) <= machine.memory
         # Nothing is compiled twice.
         is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key

@@ -1,7 +1,6 @@
 """One process among those of a run, as far as that needs no torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,18 +10,16 @@ class Ranks:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    # Ranks that share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has its own micro-batches.
-    # All of them if the command has divided itself (machine/cpu_ranks.py), so that its flags keep their meaning.
-    sharing: int = 1
-    # Ranks that the launcher started on this machine; 1 if it does not say, and for the copies of a command
+    # Ranks on this machine; 1 if the launcher does not say
     local_world_size: int = 1
-    # SharedMemory (machine/ranks.py) of the copies of a command. Any: its class needs torch.
-    memory: Any = None
+    # True: the processes of one command (machine/cpu_ranks.py) share each micro-batch of --batch_size rows, so that its flags keep
+    # their meaning. Under a launcher each rank has its own.
+    share_batches: bool = False
 
     @property
-    def micro_batches_at_once(self) -> int:
+    def batches_at_once(self) -> int:
         """Micro-batches of --batch_size rows that the ranks compute in parallel."""
-        return self.world_size // self.sharing
+        return 1 if self.share_batches else self.world_size
 
     @property
     def is_main(self) -> bool:

@@ -11,10 +11,7 @@ How an error of one rank ends all, also those that wait for it in a collective:
 """
 
 import contextlib
-import math
-import mmap
 import os
-import platform
 import re
 import socket
 import threading
@@ -23,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -36,11 +32,15 @@ from trainer.machine.measure import versions
 from trainer.machine.rank import ONE_RANK, Ranks
 
 # Seconds between two looks at which ranks have joined, or have reported a loss
-POLL_S = 0.2
+POLL_S = 0.05
 # Seconds that a rank waits for the reports of others
 REPORT_S = 3.0
 # Key of such a report in the store, by the rank
 REPORT = "rank {} has lost another"
+# Environment variable of the ranks of one command (cpu_ranks.py), see Ranks.share_batches
+SHARE_BATCHES = "MINIMIND_SHARE_BATCHES"
+# Their timeout, in effect none: the command notices the end of a rank, and may be suspended with Ctrl-Z.
+FOREVER = timedelta(days=30)
 
 
 def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> tuple[Ranks, torch.device]:
@@ -77,7 +77,7 @@ def init_distributed_mode(device: str | None = None, timeout_s: float = 600) -> 
     if dist.is_initialized():
         # by the calling program, such as a worker of Ray Train
         return launched, own_device
-    timeout = timedelta(seconds=timeout_s)
+    timeout = FOREVER if launched.share_batches else timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
         store=rendezvous_store(launched, timeout, backend),
@@ -103,7 +103,7 @@ def ranks_of_launcher() -> Ranks | None:
         texts = ", ".join(f"{name}={variables.get(name) or '(not set)'}" for name in (*names, "MASTER_ADDR"))
         raise UserError(f"{texts} do not fit: launch with torchrun, or unset RANK to train in one process")
     rank, local_rank, world_size, n_here, _ = numbers
-    return Ranks(rank, local_rank, world_size, local_world_size=n_here)
+    return Ranks(rank, local_rank, world_size, n_here, share_batches=SHARE_BATCHES in os.environ)
 
 
 def rendezvous_store(ranks: Ranks, timeout: timedelta, backend: str) -> dist.Store:
@@ -327,66 +327,6 @@ def fail_all_ranks(ranks: Ranks, message: str) -> None:
     """End all ranks with a line, unless it is "". message: the same on all ranks. Errors: UserError on rank 0, which prints it."""
     if message:
         raise UserError(message) if ranks.is_main else PrintedByAnotherRank
-
-
-# ---------------------------------------------------------------------------- memory that copies of a command share
-
-# Processors whose writes other cores see in order: a core that sees a count also sees everything written before it
-ORDERED = ("x86_64", "AMD64")
-# bytes of a cache line; each rank's count has its own, against false sharing
-CACHE_LINE = 64
-# Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
-MAX_POLLS = 200
-NAP_S = 5e-5
-
-
-class SharedMemory:
-    """Memory shared by all copies of a command (machine/cpu_ranks.py), and a barrier that is cheap enough for many uses per update.
-
-    An anonymous file: it is gone with the last process that has it open, even after kill -9, and is not subject to the limit of
-    /dev/shm, 64 MB in containers. Gloo's barrier wakes a thread, which takes milliseconds if every core is busy; here each rank
-    counts its waits where all ranks see them.
-    """
-
-    def __init__(self, file: int, n: int) -> None:
-        """file: descriptor of an empty file, shared by n ranks."""
-        self._file = file
-        self._taken = 0
-        self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
-        self._kept = self._taken
-
-    def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], zeros. All ranks take the same sizes in the same order. Errors: UserError if the system refuses."""
-        start = self._taken
-        self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        try:
-            os.posix_fallocate(self._file, start, size)
-        except OSError as error:
-            # Memory is full, or a limit of the shell or a sandbox forbids it.
-            raise UserError(
-                f"no room for {size:,} bytes of shared memory ({error.strerror}): --cpu_processes 1 needs none"
-            ) from error
-        return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
-
-    def give_back(self, rank: int) -> None:
-        """Return all that was taken to the system. All ranks must call it, and not use it afterwards."""
-        self.wait(rank)
-        self._taken = self._kept
-        os.ftruncate(self._file, self._taken)
-        # A slower rank would cut off what another one takes next.
-        self.wait(rank)
-
-    def wait(self, rank: int) -> None:
-        """Barrier: returns when all ranks have called it as often. What they wrote before can be read."""
-        if platform.machine() not in ORDERED:
-            dist.barrier()
-            return
-        self._counts[rank] += 1
-        polls = 0
-        while self._counts.min() < self._counts[rank]:
-            polls += 1
-            if polls > MAX_POLLS:
-                time.sleep(NAP_S)
 
 
 # --------------------------------------------------------------------------------------- what ranks must agree in

@@ -10,7 +10,7 @@ from torch import nn
 
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.bare import BareOptimizer
-from trainer.optim.muon import Muon, Orthogonalise, SharedOrthogonalise, orthogonalise, sharded_orthogonalise
+from trainer.optim.muon import Muon, Orthogonalise, divided_orthogonalise, orthogonalise
 from trainer.settings import OptimizerSettings
 from trainer.sharding import is_sharded
 
@@ -46,10 +46,8 @@ def build_optimizers(
             group["lr_scale"] = settings.embed_lr / lr
     muon_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     method: Orthogonalise = orthogonalise
-    if any(is_sharded(p) for p in matrices):
-        method = partial(sharded_orthogonalise, ranks)
-    elif ranks.memory is not None:
-        method = SharedOrthogonalise(ranks)
+    if ranks.world_size > 1:
+        method = partial(divided_orthogonalise, ranks, any(is_sharded(p) for p in matrices))
     return [build_adamw(groups, lr, **adam_options), Muon([muon_group], lr=settings.muon_lr, orthogonalise=method)]
 
 

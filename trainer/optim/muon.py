@@ -59,65 +59,36 @@ def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> to
     return x if wide else x.mT
 
 
-class SharedOrthogonalise:
-    """`orthogonalise` for matrices that all ranks have: each computes every world_size-th matrix, and reads the others.
+def divided_orthogonalise(ranks: Ranks, is_sharded: bool, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[n, own rows, columns] -> the same rows of the orthogonalised matrices of `shape` (rows, columns). All ranks must call it.
 
-    A rank writes its results to shared memory, waits until all have done so, and reads. It writes there again in the next
-    update. By then all have read, since the sum of that update's gradients needed every rank.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        # {shape of the matrices: shared results}
-        self._results: dict[torch.Size, torch.Tensor] = {}
-
-    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[n, rows, columns] -> each matrix orthogonalised, valid until the next update. All ranks must call it."""
-        memory = self.ranks.memory
-        assert memory is not None
-        if matrices.shape not in self._results:
-            taken = memory.take(matrices.nbytes)
-            self._results[matrices.shape] = taken.view(matrices.dtype).view(matrices.shape)
-        results = self._results[matrices.shape]
-        own = slice(self.ranks.rank, None, self.ranks.world_size)
-        # There may be fewer matrices of a shape than ranks.
-        if len(matrices[own]):
-            results[own] = orthogonalise(matrices[own])
-        memory.wait(self.ranks.rank)
-        return results
-
-
-def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """[n, own rows, columns] -> the same rows of the orthogonalised matrices of `shape` (rows, columns).
-
-    The rows are sharded among the ranks (trainer/sharding.py), all of which must call it. Orthogonalising needs a whole matrix. So each
-    matrix has an owner: all ranks send their rows to it, it orthogonalises the matrix, and sends the rows back. Each rank owns
-    about the same number of matrices of a shape, consecutive ones.
+    Orthogonalising needs a whole matrix, and is not repeated: each matrix has an owner, which orthogonalises it and sends each rank
+    its rows of the result. Each rank owns about the same number of matrices of a shape, consecutive ones. is_sharded: each rank
+    has only some rows (trainer/sharding.py), and sends those to the owner first. Otherwise each has all.
     """
     n, own_rows, columns = matrices.shape
-    rows = rows_of_ranks(shape[0], ranks.world_size)
+    rows = rows_of_ranks(shape[0], ranks.world_size) if is_sharded else [shape[0]] * ranks.world_size
     assert own_rows == rows[ranks.rank]
     matrices_of = rows_of_ranks(n, ranks.world_size)
     mine = matrices_of[ranks.rank]
-
-    # Sent to each owner: this rank's rows of the owner's matrices, one matrix after the other.
-    sent = matrices.flatten()
-    sent_sizes = [count * own_rows * columns for count in matrices_of]
-    # Received from each rank: its rows of the matrices that this rank owns.
-    received_sizes = [mine * count * columns for count in rows]
-    received = sent.new_empty(sum(received_sizes))
-    dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
-    parts = received.split(received_sizes)
-    shaped = [part.view(mine, count, columns) for part, count in zip(parts, rows, strict=True)]
+    # What an owner and this rank exchange: this rank's rows of the owner's matrices, one matrix after the other.
+    of_owners = [count * own_rows * columns for count in matrices_of]
+    # What this rank, as an owner, exchanges with each rank: the other's rows of this rank's matrices.
+    of_mine = [mine * count * columns for count in rows]
+    whole = matrices.split(matrices_of)[ranks.rank]
+    if is_sharded:
+        received = matrices.new_empty(sum(of_mine))
+        dist.all_to_all_single(received, matrices.flatten(), of_mine, of_owners)
+        parts = zip(received.split(of_mine), rows, strict=True)
+        whole = torch.cat([part.view(mine, count, columns) for part, count in parts], dim=1)
+    # There may be fewer matrices of a shape than ranks.
     if mine:
-        whole = orthogonalise(torch.cat(shaped, dim=1))
-        parts = torch.split(whole, rows, dim=1)
-
-    # Back to the ranks that hold the rows.
-    returned = torch.cat([part.flatten() for part in parts])
-    result = torch.empty_like(sent)
-    dist.all_to_all_single(result, returned, sent_sizes, received_sizes)
-    return result.view(n, own_rows, columns)
+        whole = orthogonalise(whole)
+    to_ranks = whole.split(rows, dim=1) if is_sharded else [whole] * ranks.world_size
+    result = torch.empty_like(matrices)
+    returned = torch.cat([part.flatten() for part in to_ranks])
+    dist.all_to_all_single(result.view(-1), returned, of_owners, of_mine)
+    return result
 
 
 class Muon(BareOptimizer):
@@ -135,7 +106,7 @@ class Muon(BareOptimizer):
         weight_decay: float = 0.0,
         orthogonalise: Orthogonalise = orthogonalise,
     ) -> None:
-        """orthogonalise: the function of this name, or one that shares the work among ranks (SharedOrthogonalise, sharded_orthogonalise)."""
+        """orthogonalise: the function of this name, or one that shares the work among ranks (divided_orthogonalise)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise

@@ -28,7 +28,6 @@ from model.loss import chunk_rows
 from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.batching import Batching
-from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
 from trainer.machine.ranks import ONE_RANK, Ranks, min_over_ranks, on_main
@@ -89,15 +88,14 @@ def training_bytes(
     settings: PretrainSettings,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks,
     compiled: bool,
 ) -> float:
-    """Peak memory in bytes of all processes that share a micro-batch of `rows` rows of T positions: a tenth below to a quarter
-    above the measured one (docs/performance.md, docs/gpu.md).
+    """Peak memory of a rank in bytes, with micro-batches of `rows` rows of T positions: a tenth below to a quarter above the
+    measured one (docs/performance.md, docs/gpu.md).
 
     dtype: of matrix products.
     """
-    half, sharing = dtype.itemsize, ranks.sharing
+    half = dtype.itemsize
     parameters = parameter_count(config)
     H, V, layers = config.hidden_size, config.vocab_size, config.num_hidden_layers
     mlp = config.intermediate_size
@@ -117,9 +115,9 @@ def training_bytes(
     copies = half if half < FP32_BYTES else 0
     if settings.verify_every:
         copies += VERIFY_BYTES
-    needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
+    needed = parameters * (STATE_BYTES + copies) + logits + activations
     if device.type == "cpu":
-        needed += HEAP_SHARE * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
+        needed += HEAP_SHARE * activations + PROGRAM_BYTES
     return needed
 
 
@@ -143,9 +141,9 @@ def refuse_too_large(config: ModelConfig, device: torch.device, ranks: Ranks, sh
     if device.type == "cpu":
         total //= ranks.local_world_size
     parameters = parameter_count(config)
-    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / ranks_per_model(shard, ranks))
+    needed = math.ceil(STATE_BYTES * parameters / ranks_per_model(shard, ranks))
     if needed > total:
-        who = "this machine" if ranks.world_size == ranks.sharing else "each launched process"
+        who = "this machine" if ranks.world_size == 1 else "each rank"
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
             f"parameters need {needed / 1e9:,.0f} GB to train, and {who} has {total / 1e9:,.0f} GB on {device}: "
@@ -183,12 +181,14 @@ def resolve_batch_size(
     """
     lines = []
     plan = corpus.plan(0)
+    # ranks that share a micro-batch
+    parts = ranks.world_size // ranks.batches_at_once
     # With auto a GPU may run eagerly: in a short run, or without Triton. So may a CPU, whose figure is then too low.
     compiled = settings.use_compile == "1" or (settings.use_compile == "auto" and device.type != "cuda")
 
     def needed(rows: int) -> float:
-        rows = min(rows, plan.n_rows)
-        return training_bytes(model.config, rows, plan.T, settings, dtype, device, ranks, compiled)
+        rows = math.ceil(min(rows, plan.n_rows) / parts)
+        return training_bytes(model.config, rows, plan.T, settings, dtype, device, compiled)
 
     def fits(rows: int) -> bool:
         """Tried on a GPU, by the formula elsewhere. A collective."""
@@ -204,15 +204,15 @@ def resolve_batch_size(
         update_rows = Batching.of(settings, ONE_RANK).rows
         usual = update_rows // settings.accumulation_steps
         recorded = on_main(ranks, partial(recorded_rows, settings, stem))
-        if recorded is not None and recorded % ranks.sharing == 0:
+        if recorded is not None and recorded % parts == 0:
             rows, why = recorded, ", as before the resume"
         else:
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
-            most = min(MAX_MICRO_ROWS[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
+            most = min(MAX_MICRO_ROWS[device.type], math.ceil(plan.n_rows / ranks.batches_at_once))
             # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
             to_divide = math.gcd(update_rows, usual * settings.warmup_iters)
             # Ranks that share a micro-batch get equal parts of it.
-            choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0 and n % ranks.sharing == 0]
+            choices = [n for n in range(min(most, update_rows), 0, -1) if to_divide % n == 0 and n % parts == 0]
             if why_not_divisible(model.config) or not choices:
                 choices = [usual]
             rows = choices[0]

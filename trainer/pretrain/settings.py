@@ -13,7 +13,7 @@ from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, read_record, tokenizer_beside
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
-from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
+from trainer.settings import NONE, MachineSettings, OptimizerSettings, OutputSettings
 
 # Value of --batch_size auto in the settings, until the job knows how many rows fit
 AUTO_ROWS = 0
@@ -264,11 +264,11 @@ class ValidationSettings(ValidationDataSettings):
 
 
 @dataclass(kw_only=True)
-class PretrainMachine(DividedMachineSettings):
+class PretrainMachine(MachineSettings):
     """machine"""
 
     # PyTorch's attention is faster without, but a repeated run ends with other weights.
-    deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
+    deterministic: bool = with_default(MachineSettings, "deterministic", True)
     cuda_graphs: str = setting(
         "auto", choices=("auto", "0", "1"), help="replay updates as CUDA graphs; auto: on one GPU, if it works"
     )

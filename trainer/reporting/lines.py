@@ -28,7 +28,7 @@ def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: 
     micro_batches = counted(batching.micro_batches, "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(batching.rows, 'row')} = {batching.rows * plan.T:,} tokens "
-        f"each ({batching.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
+        f"each ({batching.batch_size} x {micro_batches} x {counted(ranks.batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     # If a flag is given twice, the last one counts.

@@ -91,8 +91,7 @@ class Saver:
             "progress": asdict(progress),
             "best": self.best_weights,
             "ranks": ranks,
-            # number of ranks that share a micro-batch
-            "sharing": self.ranks.sharing,
+            "update_rows": self.job.batching.rows,
             "identity": self.job.identity.entries,
             "settings": {name: value for name, value in self.settings.values().items() if value is not None},
             "job": {"clock": clock.state_dict()} if clock else {},
@@ -253,11 +252,9 @@ class Saver:
                 )
             else:
                 self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-        # state["ranks"] has one entry per rank of the run before.
-        at_once_before = len(state["ranks"]) // state["sharing"]
-        product = before["batch_size"] * before["accumulation_steps"] * at_once_before
-        rows_before = before["rows_per_update"] or product
         rows_now = self.job.batching.rows
+        # An older checkpoint does not tell.
+        rows_before = state.get("update_rows", rows_now)
         if rows_before != rows_now:
             self.reporter.say(
                 f"warning: an update now covers {counted(rows_now, 'row')}, before the resume it covered {rows_before}; "

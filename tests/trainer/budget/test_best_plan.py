@@ -110,8 +110,8 @@ def test_what_the_user_has_said_is_kept():
 
 def test_ranks_share_the_rows():
     """Ranks of a launcher, each with its own micro-batches, and processes of one command."""
-    for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
-        ranks = Ranks(world_size=world_size, sharing=sharing)
+    for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7)):
+        ranks = Ranks(world_size=world_size, share_batches=sharing > 1)
         plan = best(ranks=ranks)
         assert plan.batching.batch_size % sharing == 0 and plan.batching.rows % world_size == 0
         for given in ("--accumulation_steps 1", f"--batch_size {2 * sharing}", ""):
@@ -130,6 +130,8 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     plan = best(only, **bound)
     assert plan.batching.batch_size == 8 and plan.memory == for_8
     assert (plan.batching.rows, plan.updates, plan.loss) == (free.batching.rows, free.updates, free.loss)
+    shared = best(only, **bound, ranks=Ranks(world_size=2, share_batches=True))
+    assert shared.batching.micro_rows == 8 and shared.batching.rows == free.batching.rows
     # Who has said the number of micro-batches has left open how large they are.
     assert best(only, words="--budget 10m --accumulation_steps 1", **bound).batching.rows == 8
     for memory, given in ((for_8, "--batch_size 16"), (for_8 / 100, "--accumulation_steps 1")):
@@ -140,7 +142,12 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
 @BUDGETS
 @pytest.mark.parametrize(
     ("given", "changes"),
-    [("", {}), ("--batch_size 64", {}), ("", {"ranks": Ranks(world_size=2, sharing=2)}), ("", {"T": 256, "fill": 0.7})],
+    [
+        ("", {}),
+        ("--batch_size 64", {}),
+        ("", {"ranks": Ranks(world_size=2, share_batches=True)}),
+        ("", {"T": 256, "fill": 0.7}),
+    ],
 )
 def test_too_little_text_is_said(budget, given, changes):
     """And neither the time nor the memory is to blame."""
