@@ -30,44 +30,52 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
 
-from benchmarks.corpora import corpus_files, texts_of
-from benchmarks.sides import SIDES, train_side
-from benchmarks.training import SIZES
+from benchmarks.training import LEARNING_RATE, SIZES, Training, corpus_files, texts_of
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, at_least, positive
 from common.start import ROOT
+from dataset.batches import Assembler, UpdateSchedule
+from dataset.corpus import Corpus
+from dataset.lm_dataset import PretrainDataset
+from dataset.loader import Loader, to_device
+from dataset.packing import Totals
+from dataset.reading.settings import TextSettings
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
 from model.config import ModelConfig
+from model.hf import MiniMindForCausalLM
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.machine.measure import product_rate
+from trainer.machine.measure import peak_memory, product_rate, synchronize
+from trainer.optim.schedules import get_lr
 from trainer.pretrain.memory import flops_per_token
 
 # Tokens of a document, BOS and EOS included: drawn from this range, then cut to MAX_TOKENS.
 LENGTHS = (64, 600)
 MAX_TOKENS = 512
-
+# more updates than any run makes
+ENDLESS = 10**6
 # Each side imports torch itself, with its own number of threads.
 SPAWN = multiprocessing.get_context("spawn")
-
-# Figures of a turn, such as updates, text, positions, seconds
-Slice = dict[str, float]
-# Figures of a run
-Run = dict[str, Any]
+# Figures of a turn, of a side, or of a run
+Figures = dict[str, Any]
 
 
-def write_documents(path: Path, n: int) -> list[int]:
+def write_documents(path: str, n: int) -> list[int]:
     """Write the starts of `n` texts, or of as many as there are; returns the number of (input, target) pairs of each.
 
     325 tokens on average, MAX_TOKENS at most; texts that are too short are skipped.
@@ -90,42 +98,191 @@ def write_documents(path: Path, n: int) -> list[int]:
     return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
 
 
-class Side:
-    """The process of one side, seen from the run. An answer is None once the process has ended."""
+# ------------------------------------------------------------------------------------- the process of a side
 
-    def __init__(self, name: str, size: str, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
-        """variables: of its environment. args: the command's, for one thread count."""
-        self.name = name
-        self.slices: list[Slice] = []
-        self.turns, its_end = SPAWN.Pipe()
-        train = partial(train_side, name, SIZES[size], args, its_end)
-        self.process = SPAWN.Process(target=run_cli, args=(train,))
-        with mock.patch.dict(os.environ, variables):
-            self.process.start()
-        # Only the process holds it now, so that its end is noticed here.
-        its_end.close()
-        self.first = self.answer()
 
-    def answer(self) -> Slice | None:
+class Turns:
+    """Lets a side train in turns: a pipe brings the seconds of each, and takes its figures. The process ends with the pipe."""
+
+    def __init__(self, pipe: "Connection[Any, Any]", device: torch.device) -> None:
+        self.pipe = pipe
+        self.device = device
+
+    def begin(self, model: nn.Module) -> None:
+        """All is set up, the first update of `model` comes next."""
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.wait()
+
+    def wait(self) -> None:
+        """Block until the next turn; end the process if there is none."""
         try:
-            answer: Slice = self.turns.recv()
+            self.limit = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            sys.exit()
+        self.updates = self.text = self.positions = 0
+        self.start = time.perf_counter()
+
+    def done(self, text: int, positions: int) -> None:
+        """Count an update of `text` targets in `positions` positions, and end a turn that is over."""
+        self.updates += 1
+        self.text += text
+        self.positions += positions
+        if time.perf_counter() - self.start < self.limit:
+            return
+        synchronize(self.device)
+        seconds = time.perf_counter() - self.start
+        of_turn = {"updates": self.updates, "text": self.text, "positions": self.positions, "seconds": seconds}
+        self.pipe.send({**of_turn, "parameters": self.parameters, "peak_memory_bytes": peak_memory(self.device)})
+        self.wait()
+
+
+def train_plain(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
+    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
+    on a GPU, fp32 elsewhere."""
+    model: MiniMindForCausalLM = MiniMindForCausalLM(ModelConfig(**fields)).to(device).train()  # type: ignore[arg-type]  # wrapped without types
+    dataset = PretrainDataset(args.text, load_tokenizer(DEFAULT), args.max_seq_len)
+    turns.begin(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=False, foreach=False)
+    loader = DataLoader(dataset, args.rows, shuffle=True, generator=torch.Generator().manual_seed(42))
+    # Endless epochs
+    for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
+        inputs, targets, mask = (part.to(device) for part in batch)
+        for group in optimizer.param_groups:
+            group["lr"] = get_lr(step, ENDLESS, LEARNING_RATE)
+        # One context around the whole loop would cache the first step's half-precision weights, and every later step would
+        # use them.
+        with torch.autocast(device.type, pick_dtype("bfloat16", device)[0], enabled=device.type == "cuda"):
+            output = model(inputs)
+            losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
+            loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        # Counted on the CPU: reading the mask on the device would wait for it.
+        turns.done(int(batch[-1].sum()), mask.numel())
+
+
+def train_hf(
+    args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns, compiled: bool = False
+) -> None:
+    """The Hugging Face Trainer. Labels are the inputs, shifted by the model: T - 1 targets a row."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    from model.hf_format import hf_config
+
+    config = hf_config(ModelConfig(**fields))
+    T = args.max_seq_len
+    if hasattr(config, "output_router_logits"):
+        # With auxiliary loss, as on the other sides
+        config.output_router_logits = True
+    documents = DocumentEncoder(load_tokenizer(DEFAULT)).encode(list(texts_of(args.text)))
+    ids = torch.tensor(list(itertools.chain.from_iterable(documents)))
+    rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
+
+    class Pace(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            turns.done(args.rows * (T - 1), args.rows * T)
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            folder, per_device_train_batch_size=args.rows, max_steps=ENDLESS, dataloader_drop_last=True,
+            learning_rate=LEARNING_RATE, weight_decay=0.01, max_grad_norm=1.0, optim="adamw_torch_fused", torch_compile=compiled,
+            bf16=pick_dtype("bfloat16", device)[0] is torch.bfloat16, use_cpu=device.type == "cpu",
+            logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        trainer = Trainer(model, settings, train_dataset=rows, callbacks=[Pace()])
+        turns.begin(model)
+        trainer.train()
+
+
+def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
+    """As train_pretrain.py does."""
+    T = args.max_seq_len
+    training = Training(fields, device, args.rows, T, compiled=args.use_compile == "1")
+    engine = training.engine
+    with tempfile.TemporaryDirectory() as folder:
+        encoder = DocumentEncoder(load_tokenizer(DEFAULT))
+        reading = TextSettings(cache_dir=folder)
+        corpus = Corpus([args.text], encoder, reading, max_seq_len=T, seed=42, progress=False)
+        turns.begin(training.model)
+        # Its processes persist over epochs, as in the trainer: a GPU finishes these documents in a moment. On a CPU each process
+        # would take time from the training.
+        on_gpu = device.type == "cuda"
+        loader = Loader(Assembler(corpus.store, args.rows if on_gpu else 0), num_workers=int(on_gpu), pin_memory=on_gpu)
+        with contextlib.closing(loader):
+            for epoch in itertools.count():
+                plan = corpus.plan(epoch)
+                for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows, args.rows)):
+                    assert batch is not None
+                    engine.micro_batch(to_device(batch, device), Totals(batch.n_targets, batch.n_documents))
+                    engine.update(LEARNING_RATE)
+                    engine.poll()
+                    turns.done(batch.n_targets, batch.targets.numel())
+
+
+SIDES: dict[str, Callable[..., None]] = {
+    "plain": train_plain,
+    "hf": train_hf,
+    "hf-compiled": partial(train_hf, compiled=True),
+    "ours": train_ours,
+}
+
+
+def train_side(name: str, size: str, args: argparse.Namespace, pipe: "Connection[Any, Any]") -> None:
+    """Train until no further turn comes."""
+    # Keep prints of libraries out of the table.
+    os.dup2(2, 1)
+    # The first of those that the process sees
+    device = torch.device(torch.device(args.device).type)
+    torch.manual_seed(0)
+    SIDES[name](args, SIZES[size], device, Turns(pipe, device))
+
+
+# ------------------------------------------------------------------------------------- the run
+
+
+@contextlib.contextmanager
+def process_of(
+    name: str, size: str, args: argparse.Namespace, variables: Mapping[str, str]
+) -> Iterator[Callable[[float], Figures | None]]:
+    """The process of a side: a function that lets it train for some seconds. It returns the figures; None once the process has ended.
+
+    variables: of its environment.
+    """
+    pipe, its_end = SPAWN.Pipe()
+    process = SPAWN.Process(target=run_cli, args=(partial(train_side, name, size, args, its_end),))
+    with mock.patch.dict(os.environ, variables):
+        process.start()
+    # Only the process holds it now, so that its end is noticed here.
+    its_end.close()
+
+    def turn(seconds: float) -> Figures | None:
+        try:
+            pipe.send(seconds)
+            figures: Figures = pipe.recv()
         except (EOFError, ConnectionError):
             return None
-        return answer
+        return figures
 
-    def ask(self, seconds: float | None) -> Slice | None:
-        """seconds: of a turn; None: no further one."""
-        with contextlib.suppress(ConnectionError):
-            self.turns.send(seconds)
-        return self.answer()
-
-    def end(self) -> None:
-        """Wait for its end, which comes after its turn, or when the pipe closes."""
-        self.turns.close()
-        self.process.join()
+    try:
+        yield turn
+    finally:
+        pipe.close()
+        process.join()
 
 
-def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Run:
+def environment(threads: int, device: torch.device) -> dict[str, str]:
+    """Variables of the sides: their threads, and one GPU, since the Trainer would take all."""
+    variables = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0] if visible[0] else str(device.index or 0)
+    return variables
+
+
+def measure(size: str, threads: int, args: argparse.Namespace, pairs: Sequence[int]) -> Figures:
     """All sides on one size, in turns for `args.seconds`, setup included. Returns its figures.
 
     pairs: the number of (input, target) pairs of each document.
@@ -133,83 +290,69 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
     deadline = time.monotonic() + args.seconds
     device = torch.device(args.device)
     dtype, _ = pick_dtype("bfloat16", device)
-    rates: list[float] = []
     T = args.max_seq_len
     torch.set_num_threads(threads)
+    rates: list[float] = []
+    firsts: dict[str, float] = {}
+    slices: dict[str, list[Figures]] = {}
     with contextlib.ExitStack() as stack:
-        sides = start_sides(size, threads, args, documents, stack)
-        if not sides:
+        turns = {}
+        # One after the other, so that none disturbs another
+        for name in args.sides:
+            turn = stack.enter_context(process_of(name, size, args, environment(threads, device)))
+            # Two updates without a measured turn: the first compiles, the second still sets things up.
+            first = turn(0)
+            if first is None or turn(0) is None:
+                print(f"{name}: could not start (its error is above) and is left out", flush=True)
+                continue
+            turns[name], firsts[name], slices[name] = turn, first["seconds"], []
+        if not turns:
             raise UserError(f"{size}: none of the sides {', '.join(args.sides)} could start")
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
             rates.append(product_rate(device, dtype, (1024, 2048, 4096) if device.type == "cpu" else None))
             # Back and forth, so that no side always follows the same other one
-            for side in sides if len(rates) % 2 else sides[::-1]:
-                answer = side.ask(args.slice)
-                if answer is None:
-                    raise UserError(f"{side.name} on {size} has ended within the run (its error is above)")
+            for name in list(turns) if len(rates) % 2 else reversed(turns):
+                figures = turns[name](args.slice)
+                if figures is None:
+                    raise UserError(f"{name} on {size} has ended within the run (its error is above)")
                 # Its rows have one document each, and a turn has too few of them to estimate the padding.
-                if side.name == "plain":
-                    answer["text"] = answer["positions"] * sum(min(n, T - 1) for n in pairs) / (len(pairs) * (T - 1))
-                side.slices.append(answer)
+                if name == "plain":
+                    figures["text"] = figures["positions"] * sum(min(n, T - 1) for n in pairs) / (len(pairs) * (T - 1))
+                slices[name].append(figures)
             round_seconds = time.monotonic() - begin
-        ends = {side.name: side.ask(None) for side in sides}
-    run: Run = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
+    run: Figures = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
     run |= {name: getattr(args, name) for name in ("device", "rows", "max_seq_len", "slice")}
-    for side in sides:
+    for name in slices:
         # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
         seen = [min(n, T) for n in pairs]
-        context = T if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
+        context = T if name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
         flops = flops_per_token(ModelConfig(**SIZES[size]), context)
-        figures = summary(side.slices, flops, max(rates))
-        run["sides"][side.name] = {**figures, **(side.first or {}), **(ends[side.name] or {}), "slices": side.slices}
-    run["ratios"] = ratios({side.name: side.slices for side in sides})
-    return run
+        run["sides"][name] = summary(slices[name], flops / max(rates)) | {"first_update_seconds": firsts[name]}
+    return {**run, "ratios": ratios(slices)}
 
 
-def start_sides(
-    size: str, threads: int, args: argparse.Namespace, documents: Path, stack: contextlib.ExitStack
-) -> list[Side]:
-    """Start sides one after the other, so that none disturbs another; returns those that could. `stack` ends them."""
-    device = torch.device(args.device)
-    variables = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-    # The Trainer would take all GPUs, so the sides see only one, as their first.
-    if device.type == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0] if visible[0] else str(device.index or 0)
-    shared = {"threads": threads, "device": device.type, "documents_file": str(documents)}
-    args_of_side = argparse.Namespace(**{**vars(args), **shared})
-    sides = []
-    for name in args.sides:
-        side = Side(name, size, args_of_side, variables)
-        stack.callback(side.end)
-        if side.first is None:
-            print(f"{name}: could not start (its error is above) and is left out", flush=True)
-        else:
-            sides.append(side)
-    return sides
-
-
-def rate(part: Slice) -> float:
+def rate(part: Figures) -> float:
     """Text tokens per second."""
-    return part["text"] / part["seconds"]
+    return float(part["text"] / part["seconds"])
 
 
-def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Run:
-    """Figures of one side. flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s."""
-    text = sum(part["text"] for part in slices)
-    positions = sum(part["positions"] for part in slices)
+def summary(slices: Sequence[Figures], product_seconds: float) -> Figures:
+    """Figures of one side. product_seconds: those of a text token at the best rate of a matrix product in the run."""
+    text, positions = (sum(part[name] for part in slices) for name in ("text", "positions"))
     middle = median(map(rate, slices))
     return {
+        **{name: slices[-1][name] for name in ("parameters", "peak_memory_bytes")},
         "text_tokens_per_second": middle,
         "updates_per_second": median(part["updates"] / part["seconds"] for part in slices),
         "padding": 1 - text / positions,
-        "utilisation": middle * flops / product_flops,
+        "utilisation": middle * product_seconds,
+        "slices": slices,
     }
 
 
-def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, float, float]]:
+def ratios(slices: Mapping[str, Sequence[Figures]]) -> dict[str, tuple[float, float, float]]:
     """{what: (median, least, greatest) over the rounds} of ours against plain and the faster Trainer, from {side: its slices}."""
     ratio_of = {}
     middles = {name: median(map(rate, slices[name])) for name in slices if name.startswith("hf")}
@@ -221,7 +364,7 @@ def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, floa
     return ratio_of
 
 
-def show(run: Run) -> None:
+def show(run: Figures) -> None:
     """Print a run as a table and its ratios."""
     print(
         f"\n{run['size']}, {run['threads']} threads, {run['device']}, {run['rows']} x {run['max_seq_len']}, "
@@ -232,7 +375,7 @@ def show(run: Run) -> None:
     for name, side in run["sides"].items():
         print(
             f"| {name} | {side['parameters'] / 1e6:.2f} | {side['text_tokens_per_second']:,.0f} | {side['updates_per_second']:.3g} "
-            f"| {side['padding']:.1%} | {side['utilisation']:.1%} | {side.get('peak_memory_bytes', 0) / 1e9:.2f} | "
+            f"| {side['padding']:.1%} | {side['utilisation']:.1%} | {side['peak_memory_bytes'] / 1e9:.2f} | "
             f"{side['first_update_seconds']:.1f} |"
         )
     for what, (middle, least, greatest) in run["ratios"].items():
@@ -269,11 +412,11 @@ def main() -> None:
         out.touch()
     runs = []
     with tempfile.TemporaryDirectory() as folder:
-        documents = Path(folder, "documents.jsonl")
-        pairs = write_documents(documents, args.documents)
+        args.text = str(Path(folder, "documents.jsonl"))
+        pairs = write_documents(args.text, args.documents)
         print(f"{len(pairs):,} documents of {sum(pairs) / len(pairs):.0f} tokens on average", flush=True)
         for size, threads in itertools.product(args.sizes, args.threads):
-            runs.append(measure(size, threads, args, documents, pairs))
+            runs.append(measure(size, threads, args, pairs))
             show(runs[-1])
             with atomic_file(out) as file:
                 file.write(json.dumps(runs, indent=1).encode())

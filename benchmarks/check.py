@@ -102,10 +102,11 @@ SECTIONS: dict[str, Section] = {
     "bits": Section(partial(at_once, equal_bits.CASES), END_S),
     # One process each: a machine that nobody has tried may crash in any of them.
     **{name: Section(partial(one_by_one, {name: check}), 150, 150) for name, check in checks.STARTS.items()},
+    "plain_code": Section(measures.plain_code, 150, 150),
 }
 # {command: its sections, the most decisive first}
 GROUPS: dict[str, Sequence[str]] = {
-    "report": ("machine", *checks.STARTS),
+    "report": ("machine", *checks.STARTS, "plain_code"),
     "gpu": ("machine", "throughput", "trainer", "numbers", "waiting", "bad_numbers", "plain_loop"),
     "speed": ("machine", "throughput", "plain_loop"),
     "bits": ("bits",),
@@ -227,14 +228,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--against", metavar="COMMIT", help="compare small runs with those of a commit's files")
     p.add_argument("--python", default=sys.executable, help="... with those of this Python's packages")
     p.add_argument("--flags", help="of train_pretrain.py: one run in place of the built-in small ones")
-    # Set in the processes of a section, and of one side of a case of `bits`
+    # Set in the process of a section
     p.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
-    p.add_argument("--trace", choices=equal_bits.CASES, help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     names = sections_of(args.sections or ["report"], p)
     args.device = str(pick_device(args.device or ("cuda" if GPU_GROUPS & {*args.sections} else None)))
-    if args.trace:
-        return equal_bits.print_notes(args.trace, torch.device(args.device))
     if args.section:
         return in_section(args.section, args)
     with user_errors():

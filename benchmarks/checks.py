@@ -11,10 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
-from threading import Event, Timer
 from typing import Any
 
 import torch
@@ -299,25 +297,26 @@ SHORT: dict[str, Any] = {
     "batch_size": 4,
     "optimizer": "muon",
     "max_updates": 10,
+    "accumulation_steps": 1,
+    "log_interval": 1,
+    "num_workers": 0,
+    "report": False,
 }
-# seconds for the speed
-SPEED_S = 30
 
 
-def trained(device: torch.device, **arguments: Any) -> RunRecords:
-    """The metrics of a training on Python's documentation. arguments: of `train`."""
+def losses_of(device: torch.device, **precision: Any) -> tuple[str, Sequence[float]]:
+    """(dtype, losses of the updates) of a training on Python's documentation. precision: other arguments of `train`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         text = build_embedded_corpus(Path(folder, "text.jsonl"))
-        usual = {"batch_size": 8, "accumulation_steps": 1, "log_interval": 1, "num_workers": 0, "report": False}
-        result = train(data_path=text, out_dir=folder, device=str(device), **{**usual, **arguments})
-        return RunRecords.read(f"{str(result.weights).removesuffix('.pth')}.metrics.jsonl")
+        result = train(data_path=text, out_dir=folder, device=str(device), **SHORT, **precision)
+        run = RunRecords.read(f"{str(result.weights).removesuffix('.pth')}.metrics.jsonl")
+        return run.start_record("machine")["dtype"], run.columns["loss"][1]
 
 
 def trains_as_float32_does(device: torch.device) -> str:
     """A small model trains, with the losses of plain float32 on the CPU."""
-    ours = trained(device, **SHORT)
-    dtype, losses = ours.start_record("machine")["dtype"], ours.columns["loss"][1]
-    plain = trained(torch.device("cpu"), **SHORT, dtype="float32", use_compile=0).columns["loss"][1]
+    dtype, losses = losses_of(device)
+    _, plain = losses_of(torch.device("cpu"), dtype="float32", use_compile=0)
     # float32 adds in another order, half precision rounds.
     limit = 1e-3 if dtype == "torch.float32" else 5e-3
     difference = max(abs(one / other - 1) for one, other in zip(losses, plain, strict=True))
@@ -326,22 +325,9 @@ def trains_as_float32_does(device: torch.device) -> str:
     return findings
 
 
-def speed(device: torch.device) -> str:
-    """MiniMind's 26 M model in plain code; compiling could take more than the two minutes."""
-    stop = Event()
-    Timer(SPEED_S, stop.set).start()
-    size = {"batch_size": 32, "log_interval": 50} if device.type == "cuda" else {}
-    columns = trained(device, **size, max_updates=10**6, use_compile=0, stop=stop).columns
-    # The first line has the start too.
-    rate, share = (median(columns[f][1][1:] or columns[f][1]) for f in ("tokens_per_second", "flops_utilisation"))
-    peak = max(columns["memory"][1]) / 1e9
-    return f"26 M, plain code: {rate:,.0f} text tokens/s, {share:.1%} of the best product, {peak:.1f} GB at most"
-
-
 STARTS: dict[str, Check] = {
     "losses": trains_as_float32_does,
     "resume": functools.partial(resumes_bitwise, "--use_compile 0"),
-    "speed": speed,
 }
 NUMBERS: dict[str, Check] = {
     **{

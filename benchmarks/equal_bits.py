@@ -6,13 +6,10 @@ weights after updates. The first difference is reported: a sum in varying order,
 """
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
@@ -20,7 +17,6 @@ import torch
 
 from benchmarks.checks import KINDS, SMALL, Check
 from benchmarks.training import SIZES, Training
-from common.start import ROOT
 from model.backend import CompiledBackend
 from trainer.machine.devices import deterministic
 
@@ -82,32 +78,27 @@ def digest_of(tensor: torch.Tensor) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def print_notes(case: str, device: torch.device) -> int:
-    """The process of one side. Returns its exit code."""
-    with deterministic() if device.type == "cuda" else nullcontext():
-        for name, tensor in tensors_of(case, device):
-            print(json.dumps((name, digest_of(tensor))), flush=True)
-    return 0
+def notes_of(case: str, device: torch.device) -> list[Note]:
+    """The notes of this process, which is a new one and compiles for itself: its choices must not depend on another's cache."""
+    exact = deterministic() if device.type == "cuda" else nullcontext()
+    with tempfile.TemporaryDirectory() as cache, exact:
+        os.environ |= {
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TRITON_CACHE_DIR": cache,
+            "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        }
+        return [(name, digest_of(tensor)) for name, tensor in tensors_of(case, device)]
 
 
-def side(case: str, device: torch.device) -> list[Note]:
-    """The notes of a separate process. Errors: AssertionError with its last line if it fails."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "check.py"), "--trace", case, "--device", str(device)]
-    with tempfile.TemporaryDirectory() as cache:
-        # Each process compiles for itself: its choices must not depend on another's cache.
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
-        run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert not run.returncode, (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
-    # Libraries print too.
-    lines = [line for line in run.stdout.splitlines() if line.startswith('["') and line.endswith('"]')]
-    return [tuple(json.loads(line)) for line in lines]
+def sides(case: str, device: torch.device) -> list[list[Note]]:
+    """The notes of two processes. Errors: those of a process, BrokenProcessPool if it crashes."""
+    with ProcessPoolExecutor(2, max_tasks_per_child=1) as pool:
+        return list(pool.map(notes_of, [case] * 2, [device] * 2))
 
 
 def is_repeated(case: str, device: torch.device) -> str:
     """Two processes of a case agree in every bit."""
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: side(case, device), range(2))
+    first, second = sides(case, device)
     assert len(first) == len(second), f"{len(first)} and {len(second)} tensors"
     differing = [note[0] for note, other in zip(first, second, strict=True) if note != other]
     assert not differing, f"{len(differing)} of {len(first)} differ between processes, first {'; '.join(differing[:6])}"

@@ -7,16 +7,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.training import SIZES, Training, per_step
+from benchmarks.training import SIZES, Training
 from common.start import ROOT
 from trainer.machine.devices import cpu_has_bfloat16, pick_dtype
-from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, total_memory, versions
+from trainer.machine.measure import (
+    describe_machine,
+    peak_memory,
+    product_rate,
+    seconds,
+    synchronize,
+    total_memory,
+    versions,
+)
 from trainer.pretrain.memory import flops_per_token
 
 T = 512
@@ -75,10 +83,17 @@ def throughput(device: torch.device) -> Iterator[Result]:
             yield {**result, "what": f"{size}, {rows} rows: {result['what']}"}
 
 
-def throughput_of(size: str, rows: int, device: torch.device, rate: float) -> list[Result]:
+def plain_code(device: torch.device) -> Iterator[Result]:
+    """MiniMind's 26 M model in plain code; compiling could take more than the two minutes of `make report`."""
+    rate = product_rate(device, pick_dtype("bfloat16", device)[0])
+    rows = 32 if device.type == "cuda" else 4
+    yield from throughput_of("26m", rows, device, rate, compiled=False)
+
+
+def throughput_of(size: str, rows: int, device: torch.device, rate: float, compiled: bool = True) -> list[Result]:
     """The figures of one size and number of rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
     start = time.perf_counter()
-    training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
+    training = Training(SIZES[size], device, rows, T, compiled=compiled, cuda_graphs=False)
     seconds(training.step, device)
     figures = [figure("first update", round(time.perf_counter() - start, 1), "s")]
     flops = flops_per_token(training.model.config, training.context)
@@ -98,6 +113,22 @@ def throughput_of(size: str, rows: int, device: torch.device, rate: float) -> li
             figure(f"the host's part of it, {how}", round(host_s * 1e3, 2), "ms"),
         ]
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
+
+
+def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
+    """(seconds of a step on the device, seconds of the host to launch it), over a turn of `turn_s`.
+
+    Waiting for a GPU in each step would add the host's work, which overlaps with the device in training.
+    """
+    step_s = seconds(step, device)
+    steps = max(3, int(turn_s / max(step_s, 1e-6)))
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    launched = time.perf_counter() - start
+    synchronize(device)
+    return (time.perf_counter() - start) / steps, launched / steps
 
 
 def against_plain_loop(device: torch.device) -> Iterator[Result]:

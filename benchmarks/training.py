@@ -1,13 +1,17 @@
-"""Training on random tokens, for the benchmarks that need no data."""
+"""What the benchmarks train: shapes of models, texts, and a training on random tokens for those that need no text."""
 
-import time
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from common.start import ROOT
 from dataset.batches import Batch
+from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.packing import Totals
 from model.config import ModelConfig
@@ -16,7 +20,6 @@ from trainer.cuda_graphs import may_record
 from trainer.engine import make_engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
@@ -30,10 +33,24 @@ SIZES: dict[str, dict[str, Any]] = {
     "moe": {"use_moe": True},
 }
 LEARNING_RATE = 5e-4
-# Untimed first updates: the first compiles, the second still sets things up.
-WARM_UP = 2
 # tokens of a document
 MEAN_LENGTH = 320
+
+# Benchmark corpora, public tokenizers, GLUE files and golden outputs, not in the repository: docs/corpora.md says how to make
+# them. Without them some tests are skipped, and benchmarks use the embedded corpus.
+REFERENCE = Path(os.environ.get("MINIMIND_REFERENCE") or ROOT.parent / "shared")
+
+
+def corpus_files() -> list[Path]:
+    """English and Chinese, or the embedded corpus if these are missing."""
+    files = [REFERENCE / "corpora" / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
+    return files if all(file.is_file() for file in files) else [build_embedded_corpus()]
+
+
+def texts_of(file: str | Path) -> Iterator[str]:
+    with open(file, encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)["text"]
 
 
 class Training:
@@ -101,19 +118,3 @@ def packed_batch(
     batch = Batch(inputs, targets, document_ids, position_ids, rows * T, int(begins.sum()))
     # The first n odd numbers add up to n^2.
     return batch, float((2 * position_ids + 1).float().mean())
-
-
-def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
-    """(seconds of a step on the device, seconds of the host to launch it), over a turn of `turn_s`.
-
-    Waiting for a GPU in each step would add the host's work, which overlaps with the device in training.
-    """
-    step_s = seconds(step, device)
-    steps = max(3, int(turn_s / max(step_s, 1e-6)))
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    launched = time.perf_counter() - start
-    synchronize(device)
-    return (time.perf_counter() - start) / steps, launched / steps

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.corpora import REFERENCE
+from benchmarks.training import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.

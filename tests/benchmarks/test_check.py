@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks import check, checks, equal_bits, other_side
+from benchmarks import check, checks, equal_bits, measures, other_side
 from tests.helpers import ROOT, command_line, complaint, flags, is_running, wait_until
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
@@ -46,16 +46,16 @@ def program(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_check_of_the_report_holds_on_a_cpu_and_bits_are_equal(tmp_path):
+def test_every_check_of_the_report_holds_on_a_cpu_and_bits_are_equal(tmp_path, monkeypatch):
     assert equal_bits.is_repeated("plain float32", CPU).endswith("tensors, the same to the last bit")
     code, found = main(tmp_path, "machine", "losses", "resume")
     assert code == 0, found
     assert [result["what"] for result in found[:3]] == ["system", "processor", "versions"]
     said = {result["what"]: result["value"] for result in found if "ok" in result}
     assert said["losses"].startswith("in torch.") and said["resume"].endswith("the same weights to the last bit")
-    trained = mock.Mock(columns={name: ([1.0], [7.0]) for name in ("tokens_per_second", "flops_utilisation", "memory")})
-    with mock.patch.object(checks, "SPEED_S", 0), mock.patch.object(checks, "trained", return_value=trained):
-        assert checks.speed(CPU) == "26 M, plain code: 7 text tokens/s, 700.0% of the best product, 0.0 GB at most"
+    monkeypatch.setitem(measures.SIZES, "26m", measures.SIZES["tiny"])
+    figures = {result["what"]: result["value"] for result in measures.plain_code(CPU)}
+    assert figures["tokens, without graphs"] > 0 < figures["share of the product rate, without graphs"] < 100
 
 
 def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, capsys):
@@ -118,8 +118,8 @@ def test_the_first_tensor_that_differs_is_named(monkeypatch):
             found.append((name, equal_bits.digest_of(tensor)))
         return found
 
-    sides = [notes(False), notes(False), notes(True), notes(False)]
-    monkeypatch.setattr(equal_bits, "side", lambda case, device: sides.pop())
+    runs = [[notes(False), notes(False)], [notes(True), notes(False)]]
+    monkeypatch.setattr(equal_bits, "sides", lambda case, device: runs.pop())
     with pytest.raises(AssertionError, match=f"differ between processes, first {planted}"):
         equal_bits.is_repeated("plain", CPU)
     assert equal_bits.is_repeated("plain", CPU).endswith("tensors, the same to the last bit")
