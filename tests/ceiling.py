@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks", "launch")
+PRODUCT = ("common", "model", "dataset", "trainer", "encoders", "scripts", "benchmarks")
 
 
 def files(folder: str, suffix: str) -> list[bytes]:
