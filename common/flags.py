@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return [value] if action.nargs == "+" else value
 
     def nearest(self, words: Sequence[str]) -> str:
-        """Returns the "did you mean" part of the error for unknown flags; "" if no known flag does the same or is spelt alike."""
+        """Returns what the error for unknown flags advises; "" if no known flag does the same or is spelt alike."""
         known = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
         # Not when this file is imported: `--help` has no need of it.
         other_names = yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8"))
@@ -130,6 +130,9 @@ class Parser(argparse.ArgumentParser):
             alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             close = [ours for ours in alike if ours[0] == name[:1] and abs(len(ours) - len(name)) <= 2]
             if name not in known and others:
+                # A flag of earlier versions
+                if isinstance(others[0], str):
+                    return f"; {others[0]}"
                 close = [ours for ours in others[0] if ours.split()[0] in known]
             meant += [f"--{ours}" for ours in close[:1]]
         return f"; did you mean {' '.join(meant)}?" if meant else ""

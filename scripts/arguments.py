@@ -148,12 +148,6 @@ def export_parser() -> Parser:
     written.add_argument("--out_dir", help="folder to write the export to")
     written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder in --weight")
     export_flags(p)
-    g = p.add_argument_group("upload")
-    g.add_argument(
-        "--push_to_hub", metavar="NAME", help="upload --out_dir, with its model card, as a private repository"
-    )
-    g.add_argument("--hub", choices=("huggingface", "modelscope"), help="where to (default huggingface)")
-    g.add_argument("--public", default=False, help="everybody may see it", **SWITCH)
     return p
 
 

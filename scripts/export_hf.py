@@ -1,7 +1,6 @@
 """Export a model to other programs, and convert it back.
 
     python scripts/export_hf.py --weight out/pretrain_512.pth --out_dir out/pretrain_512_hf
-    python scripts/export_hf.py --weight out/pretrain_512.pth --out_dir out/pretrain_512_hf --push_to_hub my-model
     python scripts/export_hf.py --weight out/pretrain_512_hf --to_pth out/back_512.pth
 
 The folder holds a model that transformers, vLLM, llama.cpp and others know: Llama for a dense minimind2, Qwen2-MoE for
@@ -53,7 +52,6 @@ from model.weight_record import (
 )
 from scripts.arguments import export_parser, weight_of
 from scripts.common import end_ids, load_model, tokenizer_of
-from scripts.hubs import open_repository
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import TrainingSettings
 from trainer.reporting.records import RunRecords
@@ -73,19 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = export_parser().parse_args(argv)
     if args.to_pth and args.dtype != "auto":
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
-    if (args.hub or args.public) and not args.push_to_hub or args.push_to_hub and args.to_pth:
-        raise UserError("--hub and --public want --push_to_hub, and that wants --out_dir: add it, or leave them out")
     with user_errors():
         weight = weight_of(args.weight)
         if args.out_dir:
-            out_dir = Path(utf8(args.out_dir, "--out_dir"))
-            # First: without a token nothing need be converted.
-            upload = (
-                open_repository(args.hub or "huggingface", args.push_to_hub, args.public) if args.push_to_hub else None
-            )
-            export(weight, out_dir, args.tokenizer_path, args.dtype, args.overwrite)
-            if upload:
-                announce(f"uploaded: {upload(out_dir)}")
+            export(weight, Path(utf8(args.out_dir, "--out_dir")), args.tokenizer_path, args.dtype, args.overwrite)
         else:
             convert_to_pth(Path(weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0

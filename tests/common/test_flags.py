@@ -121,6 +121,19 @@ def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(comma
     assert capsys.readouterr().err == f"error: unrecognized arguments: {typed}{hint} (--help lists the flags)\n"
 
 
+@pytest.mark.parametrize(
+    "command, flag, instead",
+    [
+        ("scripts/export_hf.py", "--push_to_hub", "hf upload NAME FOLDER"),
+        ("scripts/export_hf.py", "--hub", "modelscope"),
+    ],
+)
+def test_a_flag_of_earlier_versions_names_what_to_do_instead(command, flag, instead, capsys):
+    with pytest.raises(SystemExit):
+        PARSERS[command]().parse_args(["--out_dir", "a", flag, "b"])
+    assert instead in capsys.readouterr().err.partition(f"unrecognized arguments: {flag} b; ")[2]
+
+
 def test_a_budget_may_end_in_a_unit():
     for text, value in {"200k": 2e5, "1.5M": 1.5e6, "2B": 2e9, "2g": 2e9, "5e7": 5e7}.items():
         assert PARSERS[PRETRAIN]().read(["--budget_tokens", text]).budget_tokens == value
