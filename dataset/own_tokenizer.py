@@ -85,7 +85,7 @@ def own_tokenizers(request: Request, progress: bool) -> Path | None:
     """
     reading = request.reading
     paths = [path for source in request.sources for path in source.paths]
-    files = [file for path in paths for file in choose_files(path, reading.text_suffixes, reading.cache_dir)[0]]
+    files = [file for path in paths for file in choose_files(path, reading.text_suffixes)[0]]
     stats = stats_of(files)
     if sum(size for _, size, *_ in stats) < MIN_BYTES:
         return None
@@ -185,7 +185,7 @@ def sampled_parts(
     """Parts of a source's documents, of max_bytes at most, spread evenly. lengths: gets the bytes of each document. Errors: DataError."""
     kept: list[Part] = []
     step, number, size = 1, 0, 0
-    files = (file for path in source.paths for file in choose_files(path, reading.text_suffixes, reading.cache_dir)[0])
+    files = (file for path in source.paths for file in choose_files(path, reading.text_suffixes)[0])
     for file in files:
         bad_lines = BadLines() if reading.skip_bad_lines else None
         for _, whole in read_documents(file, reading.text_field, bad_lines, reading.split_text):

@@ -111,7 +111,7 @@ class DataLook:
         self.tokenizer = load_tokenizer(settings.tokenizer_path)
         announce_embedded_corpus(settings, DOCUMENTS)
         self.groups = [source.paths for source in group_sources(data_of(settings))]
-        self.first_file = find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0]
+        self.first_file = find_files(self.groups[0][0], settings.text_suffixes)[0]
         self.is_chat = is_chat_file(self.first_file, settings.text_field)
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
@@ -161,7 +161,7 @@ class DataLook:
             for i, store in enumerate(self.store.stores):
                 source_of_file: list[int] = []
                 for path in self.groups[i]:
-                    of_path = find_files(path, self.run.text_suffixes, self.run.cache_dir)
+                    of_path = find_files(path, self.run.text_suffixes)
                     source_of_file += [n_sources] * len(of_path)
                     n_sources += 1
                 texts = stored_texts(store, store.files, self.encoder, self.run.text_field, self.run.split_text)

@@ -11,7 +11,7 @@ from tests.encoders.glue.glue_helpers import arguments, make_place
 from tests.helpers import flags, run_program, write_corpus
 
 # torch and transformers too look for packages that they can do without.
-PACKAGES = "wandb zstandard pyarrow fastokens rensa matplotlib sklearn scipy gguf pandas fsspec s3fs aiohttp"
+PACKAGES = "wandb zstandard pyarrow fastokens rensa matplotlib sklearn scipy gguf pandas fsspec"
 WITHOUT_PACKAGES = """
 from importlib.machinery import PathFinder
 found = PathFinder.find_spec

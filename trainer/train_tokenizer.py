@@ -35,7 +35,7 @@ from common.flags import positive
 from common.processes import signals_blocked
 from common.settings import Settings, field_default, setting, switch
 from common.wording import announce
-from dataset.reading.settings import TextSettings
+from dataset.reading.settings import FileSettings
 from dataset.tokenizing.byte_level_bpe import AUTO, PIECE_RULES, SPECIAL_TOKENS, piece_rule, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.sample import draw_sample
@@ -50,7 +50,7 @@ DESCRIPTION = __doc__ or ""
 
 
 @dataclass(kw_only=True)
-class SampleSettings(TextSettings):
+class SampleSettings(FileSettings):
     """data"""
 
     data_path: list[str] = setting(

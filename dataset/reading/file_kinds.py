@@ -12,12 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from common.errors import DataError
-from common.files import user_cache
 from common.wording import counted
-from dataset.reading.remote import fetch, is_address, scheme_of
 from dataset.reading.streams import COMPRESSIONS
 
 # Files with one document per line, row or object. CORPORA are surely data; a .csv, .json or text file beside them probably
@@ -105,34 +102,31 @@ def text_suffix(value: str) -> str:
     return suffix
 
 
-def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
+def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[Path]:
     """The data files of a file, a folder (recursive, without hidden folders) or a glob, sorted by path.
 
     A folder or glob yields the first of these groups that it has: CORPORA and .txt; text of the default suffixes; TABLES.
     text_suffixes, given by the user, are always read. Files that a run, a token store or a model left in the folder are
-    skipped. Remote files are downloaded now, to cache_dir (None: the user's cache folder).
+    skipped.
     """
-    return choose_files(data_path, text_suffixes, cache_dir)[0]
+    return choose_files(data_path, text_suffixes)[0]
 
 
-def choose_files(
-    data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
-) -> tuple[list[Path], list[str]]:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> tuple[list[Path], list[str]]:
     """(files that `find_files` reads, lines on what is left out). An unread README or license needs none."""
     data_path = str(data_path).removeprefix("file://")
-    is_remote = is_address(data_path)
-    if scheme_of(data_path) and not is_remote:
-        raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
-    path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
+    # One letter would be a drive of Windows.
+    if re.match(r"[A-Za-z][\w+.-]+://", data_path):
+        raise DataError(
+            f"{data_path}: it is not on this machine; download it first (aws s3 cp, curl -LO, hf download) and name the copy"
+        )
+    path = expand_user(data_path)
     always_read = (".txt", *(text_suffixes or ()))
     known = CORPORA + TABLES + TEXT_SUFFIXES + always_read
     # Only folders and patterns need a choice: a named file is read if its kind is known.
-    if is_remote or os.path.isfile(path):
+    if os.path.isfile(path):
         if kind_of(path).suffix not in known:
-            advice = "download a folder or a pattern first; " if is_remote else ""
-            raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
-        if is_remote:
-            path = fetch(data_path, expand_user(cache_dir) if cache_dir else user_cache())
+            raise DataError(f"{data_path}: unknown kind of file; {READABLE}")
         return [path], []
     foreign: set[Path] = set()
     files = _files_of(path, foreign)

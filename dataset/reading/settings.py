@@ -28,7 +28,7 @@ def text_split(value: str) -> str:
 
 
 @dataclass(kw_only=True)
-class TextSettings(Settings):
+class FileSettings(Settings):
     """data"""
 
     text_field: str = setting("text", help="field of the text; a.b: within objects; 2: of tables without a header")
@@ -42,10 +42,13 @@ class TextSettings(Settings):
         metavar="lines|blank|MARK",
         help="in files of plain text, each line is a document, or what blank lines or a mark such as '<|endoftext|>' separate",
     )
-    cache_dir: str | None = setting(
-        None,
-        help="folder for tokenised data and downloads (default: .token_store beside the data; for addresses the user's cache)",
-    )
+
+
+@dataclass(kw_only=True)
+class TextSettings(FileSettings):
+    """data"""
+
+    cache_dir: str | None = setting(None, help="folder for tokenised data (default: .token_store beside the data)")
 
 
 # .jsonl files with a field "text", and the default folder

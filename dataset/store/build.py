@@ -55,7 +55,6 @@ from dataset.reading.conversations import CONVERSATION, Notes, add_notes, report
 from dataset.reading.documents import BLOCK_BYTES, Block, plain_texts, split_into_blocks
 from dataset.reading.faults import BadLine, skip_or_raise
 from dataset.reading.file_kinds import choose_files, expand_user, kind_of
-from dataset.reading.remote import is_address
 from dataset.reading.settings import DEFAULTS, TextSettings
 from dataset.store.token_store import FILES, TokenStore, read_json
 from dataset.tokenizing.encoder import MANY_CHARACTERS, DocumentEncoder, TooLongToEncode
@@ -96,7 +95,7 @@ def open_or_build(
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
     # Walked and fetched once
-    choices = [choose_files(path, reading.text_suffixes, reading.cache_dir) for path in paths]
+    choices = [choose_files(path, reading.text_suffixes) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
     text_field, skip_bad_lines, split_text = reading.text_field, reading.skip_bad_lines, reading.split_text
     folders = candidate_folders(paths[0], files[0], reading.cache_dir)
@@ -252,8 +251,6 @@ def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> lis
     if cache_dir:
         return [expand_user(cache_dir)]
     user_folder = user_cache() / "token_store"
-    if is_address(path):
-        return [user_folder]
     named = expand_user(path.removeprefix("file://"))
     folder = named if named.is_dir() else first_file.parent
     return [folder / ".token_store", user_folder]

@@ -12,21 +12,21 @@ from dataset.reading.beginnings import notices_on_texts
 from dataset.reading.conversations import CONVERSATION, Notes, conversation_text, report_of
 from dataset.reading.documents import is_chat_file, read_documents
 from dataset.reading.file_kinds import choose_files
-from dataset.reading.settings import PARAGRAPHS, TextSettings
+from dataset.reading.settings import PARAGRAPHS, FileSettings
 
 # Characters of a part of a long document: a small share of a book is some parts of it.
 PART = 1 << 17
 
 
 def draw_sample(
-    data_path: Sequence[str], weights: Sequence[float], sample_bytes: float, options: TextSettings
+    data_path: Sequence[str], weights: Sequence[float], sample_bytes: float, options: FileSettings
 ) -> Iterator[str]:
     """Yields texts of about `sample_bytes` in UTF-8, in proportion to the weights, source after source (order does not
     matter to BPE); prints the size from each. One document is held at a time.
 
     Errors: DataError for a path without text, and as `choose_files` and `read_documents`.
     """
-    sources = [choose_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
+    sources = [choose_files(path, options.text_suffixes) for path in data_path]
     # First pass: text bytes of each source, which decide how often its texts are used. Compressed or escaped files
     # count by their text, too.
     totals = []
@@ -55,7 +55,7 @@ def draw_sample(
                 yield text
 
 
-def _texts(files: Sequence[Path], options: TextSettings, bad_lines: BadLines | None, notes: Notes) -> Iterator[str]:
+def _texts(files: Sequence[Path], options: FileSettings, bad_lines: BadLines | None, notes: Notes) -> Iterator[str]:
     """Yields the documents, or the contents of chats; one of more than PART characters in parts."""
     for file in files:
         is_chat = is_chat_file(file, options.text_field)

@@ -126,6 +126,7 @@ def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(comma
     [
         ("scripts/export_hf.py", "--push_to_hub", "hf upload NAME FOLDER"),
         ("scripts/export_hf.py", "--hub", "modelscope"),
+        ("trainer/train_tokenizer.py", "--cache_dir", "leave it out"),
     ],
 )
 def test_a_flag_of_earlier_versions_names_what_to_do_instead(command, flag, instead, capsys):

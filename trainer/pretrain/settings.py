@@ -194,8 +194,8 @@ class DataSettings(DocumentSettings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob; a file at s3:// or "
-        "http:// (dataset/README.md lists the kinds); several with shares, such as a.jsonl:0.7 b.jsonl:0.3; "
+        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob "
+        "(dataset/README.md lists the kinds); several with shares, such as a.jsonl:0.7 b.jsonl:0.3; "
         "shares that change from the start to the end of the run: a.jsonl:0.7..0.2 b.jsonl:0.3..0.8; up to 4 passes over one: "
         "b.jsonl:0.3:x4 (default: dataset/pretrain_hq.jsonl if it exists, else the embedded corpus)",
         first=True,

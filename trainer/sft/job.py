@@ -7,7 +7,6 @@ from typing import Any
 from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.reading.file_kinds import find_files
-from dataset.reading.remote import is_address
 from dataset.shares import group_sources
 from model.weight_record import THOUGHTS_FIELD
 from trainer.batching import Batching
@@ -90,13 +89,11 @@ def defaults_for_data_size(settings: SftSettings) -> tuple[SftSettings, str | No
 
 
 def bytes_of_data(settings: SftSettings) -> float:
-    """Size of the files on disk, compressed or not; infinite for remote ones."""
+    """Size of the files on disk, compressed or not."""
     if not settings.data_path and not CONVERSATIONS.default_file.exists():
         return EMBEDDED_BYTES
     total = 0.0
     for source in group_sources(settings.data_path or [str(CONVERSATIONS.default_file)]):
         for path in source.paths:
-            if is_address(path):
-                return math.inf
             total += sum(file.stat().st_size for file in find_files(path))
     return total

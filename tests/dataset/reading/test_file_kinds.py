@@ -124,8 +124,9 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
 def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
     """It may well be there. Reference: what the system says."""
     for name, reason in (
-        ("hf://datasets/owner/name/train.parquet", "download it first"),
-        ("gs://bucket/corpus", "download it first"),
+        ("hf://datasets/owner/name/train.parquet", "download it first .*hf download"),
+        ("s3://bucket/corpus.jsonl", "download it first .aws s3 cp"),
+        ("https://host/a.jsonl?token=b", "download it first .*curl -LO"),
         ("~nobody_of_this_name/a", "name/a: no such file"),
         ("a:0,7", "take shares .* written :0.7"),
         ("x" * 300, r"xxx: cannot be read \(File name too long\)"),
