@@ -31,7 +31,7 @@ from dataset.reading.settings import DEFAULTS, NEAR, OFF, TextSettings
 from dataset.shares import Source, group_sources
 from dataset.store.build import open_or_build
 from dataset.store.deduplicate import copies_among
-from dataset.store.token_store import ConcatStore, DigestCheck, Documents, TokenStore
+from dataset.store.token_store import ConcatStore, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Arguments of a Corpus that are flags of the same names
@@ -275,14 +275,6 @@ class Corpus:
     def assembler(self, n_rows: int = 0) -> Assembler:
         """Builds the batches of a plan; see Assembler."""
         return Assembler(self.store, n_rows, self.target_filter)
-
-    def digest_check(self) -> DigestCheck:
-        """Checks the tokens of all stores of this run during training."""
-        stores = [*self.stores]
-        # Held-out documents are in these stores already.
-        if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
-            stores.append(self.val_store)
-        return DigestCheck(stores)
 
     def layout(self) -> dict[str, object]:
         """Settings that decide, besides the data, which document is in which row: a resume must not change them."""

@@ -26,7 +26,6 @@ from typing import Any, Protocol
 import torch
 
 from dataset.loader import MakesBatches
-from dataset.store.token_store import DigestCheck
 from trainer.batching import Batching
 from trainer.calls import Caller
 from trainer.engine import Engine, Update
@@ -229,8 +228,6 @@ class Job(ABC):
     files: RunFiles
     identity: Identity
     evaluation: Evaluation
-    # checks the SHA-256 of the token files, in a thread on one rank of each machine
-    digest_check: DigestCheck | None = None
 
     @abstractmethod
     def plan(self, epoch: int) -> JobPlan:

@@ -35,8 +35,6 @@ from trainer.saving.run_folder import check_space
 from trainer.saving.saver import Saver, SaveTimer
 from trainer.verify import Verifier
 
-# Maximum wait of a save for the digest check; a stop signal waits for the save.
-CHECK_BEFORE_SAVE_S = 5.0
 # Updates until all long-lived objects exist: the first ones compile and fill caches
 UPDATES_BEFORE_FREEZE = 3
 
@@ -304,9 +302,6 @@ class Trainer:
 
     def after_update(self, update: Update, rate: float) -> int:
         """Count, log, evaluate, sample and save, in this order. Returns the stop request of any rank (STOP_REQUESTS), or 0."""
-        # A thread reads the whole store; this raises once it has found tokens.bin to be damaged.
-        if self.job.digest_check:
-            self.job.digest_check.raise_if_damaged()
         progress, evaluation = self.progress, self.job.evaluation
         progress.update = update.number
         progress.tokens += update.targets
@@ -481,13 +476,7 @@ class Trainer:
         return 0
 
     def save(self) -> None:
-        """Start writing a checkpoint and the weights, in a thread.
-
-        Errors: DataError if the training data is damaged.
-        """
-        # The check has usually finished by now, except early in a run or on huge data.
-        if self.job.digest_check:
-            self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+        """Start writing a checkpoint and the weights, in a thread."""
         self.verifier.check_at_rest()
         # A checkpoint includes the outcome of its last update.
         self.record_outcomes(self.engine.drain())

@@ -5,23 +5,20 @@ in the wrong places, one in doc_hash.bin would move a document to the other side
 meta.json has the SHA-256 of each file, and its own; a store that does not match them is rebuilt from the data.
 """
 
-import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.errors import DataError
-from common.files import digest_of_json, file_digest
+from common.files import digest_of_json
 from dataset.arrays import Ints
 from dataset.reading.bad_lines import BadLines
 
-# maximum bytes of tokens.bin to check at opening: SHA-256 takes a few hundredths of a second
-MAX_OPEN_CHECK_BYTES = 64 << 20
+# Maximum bytes of tokens.bin to check at opening: SHA-256 takes a second, and a disk that has to be read some more.
+MAX_OPEN_CHECK_BYTES = 2 << 30
 # files of a store, besides meta.json
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "copy_hash.bin")
 
@@ -35,13 +32,14 @@ class TokenStore:
     doc_hash   uint64 [documents]: hash of the text, for splits by content
     copy_hash  uint64 [documents]: the same for texts that differ in line ends or outer blanks; doc_hash in older stores
 
-    Sizes and the SHA-256 of the files are checked here, against meta.json, which has its own. Only the tokens of a
-    large store are left to `DigestCheck`, which reads them during training: hashing them first would take minutes.
-    Errors: ValueError or OSError for a store that is damaged or missing.
+    Sizes and the SHA-256 of the files are checked here, against meta.json, which has its own; not that of more than
+    MAX_OPEN_CHECK_BYTES of tokens, which would take minutes. Errors: ValueError or OSError for a store that is damaged or missing.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, is_checked: bool = False) -> None:
+        """is_checked: this store was opened before."""
         self.folder = Path(folder)
+        self.is_checked = is_checked
         meta = read_json(self.folder / "meta.json")
         if not isinstance(meta, dict) or meta.pop("meta_sha256", None) != digest_of_json(meta):
             raise ValueError("meta.json is missing or damaged")
@@ -71,15 +69,15 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process maps the files itself.
-        return TokenStore, (self.folder,)
+        return TokenStore, (self.folder, True)
 
     def _map(self, name: str, dtype: str, count: int) -> Ints:
         """Memory-map the numbers of a file. Errors: as in the class; np.memmap refuses an empty file itself."""
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
         numbers = np.memmap(self.folder / name, dtype, "r").view(np.ndarray)
         is_whole = len(numbers) == count
-        is_left_for_later = name == "tokens.bin" and numbers.nbytes > MAX_OPEN_CHECK_BYTES
-        if is_whole and not is_left_for_later:
+        is_too_large = name == "tokens.bin" and numbers.nbytes > MAX_OPEN_CHECK_BYTES
+        if is_whole and not (self.is_checked or is_too_large):
             is_whole = hashlib.sha256(numbers.data).hexdigest() == self.meta["sha256"].get(name)
         if not is_whole:
             raise ValueError(f"the content of {name} is not what was written")
@@ -137,45 +135,6 @@ class ConcatStore:
 # Tokenised documents, numbered from 0, and their tokens
 Documents = TokenStore | ConcatStore
 Tokens = Ints | JoinedTokens
-
-
-class DigestCheck:
-    """Compares the SHA-256 of each large store's tokens.bin with the one in its meta.json, in a background thread.
-
-    The thread starts with the first call, so that processes forked before it have none. Hashing releases the GIL.
-    """
-
-    def __init__(self, stores: Sequence[TokenStore]) -> None:
-        self.stores = [store for store in stores if store.tokens.nbytes > MAX_OPEN_CHECK_BYTES]
-        # folder of a damaged store
-        self.damaged: Path | None = None
-        self._thread: threading.Thread | None = None
-
-    def raise_if_damaged(self, wait_s: float = 0.0) -> None:
-        """Report damage found by now; wait at most `wait_s` seconds for the check to finish.
-
-        Errors: DataError for a damaged store, which the next start rebuilds.
-        """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._check, name="digest check", daemon=True)
-            self._thread.start()
-        self._thread.join(wait_s)
-        if self.damaged is not None:
-            raise DataError(
-                f"{self.damaged / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is saved, and the "
-                "next start tokenises the data again; weights that this run has saved may have learned from damaged text"
-            )
-
-    def _check(self) -> None:
-        """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
-        # A failing disk fails the training too, which reports it.
-        with contextlib.suppress(OSError):
-            for store in self.stores:
-                if file_digest(store.folder / "tokens.bin") != store.meta["sha256"]["tokens.bin"]:
-                    # Makes the next start rebuild it.
-                    (store.folder / "meta.json").unlink(missing_ok=True)
-                    self.damaged = store.folder
-                    return
 
 
 def read_json(path: Path) -> object:

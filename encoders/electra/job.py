@@ -161,7 +161,6 @@ class ElectraJob(Job):
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
-        self.digest_check = corpus.digest_check() if ranks.local_rank == 0 else None
         # {update: percent} of --save_percents, the end included; and the updates of --save_steps
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}

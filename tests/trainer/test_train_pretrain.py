@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from common.errors import DataError, UserError
-from dataset.store import token_store
+from common.errors import UserError
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests import helpers
 from tests.helpers import ROOT, assert_same_weights, command_line, flags, losses, records, train, write_corpus
@@ -270,18 +269,3 @@ def test_gradient_checkpointing_recomputes(data, tmp_path, recwarn):
     assert losses(run) == losses(plain)
     assert compute.call_count == 2 * (run.progress.step + 1)
     assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
-
-
-def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_mends_them(tmp_path, monkeypatch):
-    """As for a large store, whose tokens are looked at beside the training. Reference: the run on undamaged data."""
-    monkeypatch.setattr(token_store, "MAX_OPEN_CHECK_BYTES", 0)
-    data = write_corpus(tmp_path / "corpus.jsonl", 40)
-    undamaged = losses(train(data_path=data, out_dir=tmp_path / "undamaged"))
-    (tokens,) = (tmp_path / ".token_store").glob("*/tokens.bin")
-    content = bytearray(tokens.read_bytes())
-    content[40] ^= 1
-    tokens.write_bytes(content)
-    with pytest.raises(DataError, match="tokens.bin is damaged"):
-        train(data_path=data, out_dir=tmp_path / "out")
-    assert not list((tmp_path / "out").glob("**/*.pt")) and not list((tmp_path / "out").glob("*.pth"))
-    assert losses(train(data_path=data, out_dir=tmp_path / "out")) == undamaged

@@ -92,8 +92,6 @@ class PretrainJob(Job):
             device=parts.device,
         )
         self.assembler = corpus.assembler()
-        # Reads all tokens in a thread. One rank per machine is enough: its ranks read the same files.
-        self.digest_check = corpus.digest_check() if ranks.local_rank == 0 else None
         self.evaluation = Evaluation(
             evaluate=self.evaluate if parts.validation else None,
             eval_interval=settings.eval_interval,

@@ -166,6 +166,10 @@ def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, 
             (folder / name).write_bytes(other_size)
             check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
             assert (folder / name).read_bytes() == built[name] and "it is rebuilt" in capsys.readouterr().out
+    # A worker process does not read again what was checked.
+    store = open_or_build(path, encoder, progress=False)
+    (folder / "tokens.bin").write_bytes(built["tokens.bin"][::-1])
+    assert pickle.loads(pickle.dumps(store)).tokens.tobytes() == built["tokens.bin"][::-1]
 
 
 @pytest.mark.parametrize("is_file", [True, False])
