@@ -28,7 +28,7 @@ from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Prog
 from trainer.machine.command_line import signal_name
 from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
-from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, report_loss, wait_for_all_ranks
+from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.run_folder import check_space
@@ -116,9 +116,7 @@ class Trainer:
                 self.prepare()
                 try:
                     exit_code = self.fit()
-                except BaseException as error:
-                    # The others wait for this report for seconds only.
-                    report_loss(error)
+                except BaseException:
                     # The program that called goes on, and may resume at once: no save may be in progress.
                     with contextlib.suppress(Exception):
                         self.saver.checkpoints.wait()

@@ -10,11 +10,10 @@ import pytest
 from tests.faults.harness import rising, seeded_random, start_torchrun
 from tests.faults.hooks import FAULTS, PHASES
 from trainer.machine.measure import lost_card_line
-from trainer.machine.ranks import REPORT_S
 
 TIMEOUT_S = 3
-# How long it takes until a loss is told: --dist_timeout, the reports of the others, and a busy machine
-TOLD_WITHIN_S = TIMEOUT_S + REPORT_S + 5
+# How long it takes until a loss is told: --dist_timeout, and a busy machine
+TOLD_WITHIN_S = TIMEOUT_S + 8
 CUDA = "CUDA error: {}\nSearch for `cudaError' in https://docs.nvidia.com for more information.\nIt might be reported late."
 CARD_LOST = [
     "uncorrectable ECC error encountered",
@@ -45,7 +44,7 @@ def new_run(new_lab):
 
 
 def check_fault(lab, whole, n_ranks, rank, kind, phase, update):
-    """The others end in time with the rank's name in one line; resumed, or after a late answer, the run ends as the whole one."""
+    """The others end in time with one line; resumed, or after a late answer, the run ends as the whole one."""
     struck = lab.folder / "struck"
     hooks = {"strike": {"kind": kind, "phase": phase, "update": update, "rank": rank, "once": str(struck)}}
     processes = lab.start_ranks("run", n_ranks, hooks)
@@ -56,7 +55,7 @@ def check_fault(lab, whole, n_ranks, rank, kind, phase, update):
             assert process.wait(60) == 1, process.out
             # Where rank 0 has died, torch has complained about its store before.
             _, line = process.err.split("error: ")
-            assert line.startswith(f"rank {rank} is gone, or silent for longer than --dist_timeout (")
+            assert line.startswith("another rank is gone, or silent for longer than --dist_timeout (")
             assert line.count("\n") == 1
     assert struck.exists()
     if kind != "late":
@@ -81,11 +80,11 @@ def test_random_faults_in_collectives(new_run):
         shutil.rmtree(lab.folder)
 
 
-def test_all_ranks_know_who_died_though_only_its_neighbours_see_it(lab):
+def test_all_ranks_end_though_only_its_neighbours_see_who_died(lab):
     processes = lab.start_ranks("run", 5, {"strike": {"kind": "die", "phase": "log", "update": 2, "rank": 2}})
     for process in (*processes[:2], *processes[3:]):
         assert process.wait() == 1
-        assert process.err.startswith("error: rank 2 is gone") and process.err.count("\n") == 1
+        assert process.err.startswith("error: another rank is gone") and process.err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -96,7 +95,7 @@ def test_torchrun_starts_ranks_again_of_which_one_was_stopped(new_run):
     launcher = start_torchrun(lab, "run", {"strike": strike}, "--max-restarts", "1", from_resume=1)
     output, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, output
-    assert output.count("error: rank 1 is gone, or silent") == 1
+    assert output.count("error: another rank is gone, or silent") == 1
     assert lab.result("run") == whole
 
 

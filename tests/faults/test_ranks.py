@@ -143,7 +143,7 @@ def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
 def test_peer_of_a_rank_that_fails(lab, kind):
     processes = lab.start_ranks("run", hooks={"fail_at": {"updates": [4], "kind": kind, "rank": 1}}, dist_timeout=3)
     assert processes[0].wait(30) == 1
-    assert processes[0].err.startswith("error: rank 1 is gone, or silent for longer than --dist_timeout (")
+    assert processes[0].err.startswith("error: another rank is gone, or silent for longer than --dist_timeout (")
     assert processes[0].err.count("\n") == 1 and "gloo/" not in processes[0].err
     processes[1].kill()
     processes[1].wait()

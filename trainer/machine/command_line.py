@@ -120,13 +120,12 @@ def error_line(error: Exception) -> tuple[str, int] | None:
         return str(error), 2 if error.is_data_fault else 1
     # They import torch, which report.py does without.
     from trainer.machine.measure import exhausted_line, lost_card_line
-    from trainer.machine.ranks import lost_rank_line, report_loss, silent_ranks
+    from trainer.machine.ranks import lost_rank_line
 
     if card := lost_card_line(error):
         return card, 1
     if loss := lost_rank_line(error):
-        report_loss(error)
-        return f"{silent_ranks()} {loss}", 1
+        return loss, 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
     if is_refused:
         return f"--deterministic 1: {operation} has no deterministic form; use --deterministic 0", 2

@@ -6,8 +6,8 @@ How an error of one rank ends all, also those that wait for it in a collective:
 - Work of rank 0 alone, such as choosing a checkpoint, goes through `on_main`: the message that all ranks wait for says whether it
   failed, so all of them exit, and rank 0 prints the line.
 - A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch (trainer/loop.py).
-- Any other error ends its rank at once (command_line.end_process), without a handshake. The others notice, name it (`silent_ranks`)
-  and end, or the launcher ends them; if the launcher itself was killed, the kernel ends each rank.
+- Any other error ends its rank at once (command_line.end_process), without a handshake. The others notice and end, or the launcher
+  ends them; if the launcher itself was killed, the kernel ends each rank.
 """
 
 import contextlib
@@ -31,12 +31,8 @@ from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 from trainer.machine.rank import ONE_RANK, Ranks
 
-# Seconds between two looks at which ranks have joined, or have reported a loss
+# Seconds between two looks at which ranks have joined
 POLL_S = 0.05
-# Seconds that a rank waits for the reports of others
-REPORT_S = 3.0
-# Key of such a report in the store, by the rank
-REPORT = "rank {} has lost another"
 # Environment variable of the ranks of one command (cpu_ranks.py), see Ranks.share_batches
 SHARE_BATCHES = "MINIMIND_SHARE_BATCHES"
 # Their timeout, in effect none: the command notices the end of a rank, and may be suspended with Ctrl-Z.
@@ -250,7 +246,7 @@ CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re
 
 
 def lost_rank_line(error: Exception) -> str | None:
-    """The rest of a line that begins with `silent_ranks()`, for an error that means that another rank is lost; None for others."""
+    """A line for an error that means that another rank is lost; None for others."""
     message = one_line(error)
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
@@ -261,52 +257,8 @@ def lost_rank_line(error: Exception) -> str | None:
         return None
     # Without the source location at its start and the advice at its end
     message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
-    return f"is gone, or silent for longer than --dist_timeout ({message}): --from_resume 1 continues from the newest checkpoint"
-
-
-def report_loss(error: BaseException) -> None:
-    """If an error means so, tell the other ranks that this one has lost another: in the store, and by closing its connections."""
-    if not (isinstance(error, Exception) and lost_rank_line(error) and dist.is_initialized()):
-        return
-    group, store = dist.distributed_c10d._get_default_group(), dist.distributed_c10d._get_default_store()
-    if dist.get_backend() == "gloo":
-        # A message that does not come in time closes all connections, so that ranks that wait for this one notice too.
-        for rank in {*range(group.size())} - {group.rank()}:
-            with contextlib.suppress(RuntimeError):
-                group.recv([torch.zeros(1)], rank, 0).wait(timedelta(milliseconds=1))
-
-    def report() -> None:
-        with contextlib.suppress(RuntimeError):
-            store.set(REPORT.format(group.rank()), "")
-
-    # A store whose process is stopped does not even keep its timeout.
-    threading.Thread(target=report, daemon=True).start()
-
-
-def silent_ranks() -> str:
-    """The names of the ranks that have not called `report_loss` after REPORT_S, as this one has: dead, stopped, or stuck.
-
-    "rank 0" if the store does not answer, which is that of rank 0 or its launcher; "another rank" if all have.
-    """
-    names = "another rank"
-    if not dist.is_initialized():
-        return names
-    reports = {rank: REPORT.format(rank) for rank in range(dist.get_world_size())}
-    store = dist.distributed_c10d._get_default_store()
-
-    def read() -> None:
-        nonlocal names
-        names = "rank 0"
-        with contextlib.suppress(RuntimeError):
-            while silent := [str(rank) for rank, key in reports.items() if not store.check([key])]:
-                names = f"rank {', '.join(silent)}"
-                time.sleep(POLL_S)
-            names = "another rank"
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(REPORT_S)
-    return names
+    lost = "another rank is gone, or silent for longer than --dist_timeout"
+    return f"{lost} ({message}): --from_resume 1 continues from the newest checkpoint"
 
 
 # ---------------------------------------------------------------------------------------------- small messages
