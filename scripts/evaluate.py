@@ -44,7 +44,7 @@ from dataset.reading.file_kinds import choose_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
-from dataset.tokenizing.tokenizer_files import lost_text
+from dataset.tokenizing.tokenizer_files import SAMPLE, lost_text
 from model.config import IGNORE
 from model.decoding import Sampling
 from model.hf import MiniMindForCausalLM
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices = [choose_files(path) for path in args.data_path]
         args.files = [file for files, _ in choices for file in files]
         notices = [line for _, lines in choices for line in lines] + notices_on_texts(args.files, args.split_text)
-        sample = plain_texts(args.files, field, args.skip_bad_lines, args.split_text)
+        sample = plain_texts(args.files, field, args.skip_bad_lines, args.split_text, SAMPLE)
         for notice in notices + lost_text(sample, encoder.round_trip, f"{args.data_path[0]}: {encoder.name}"):
             announce(notice, to_stderr=True)
     # Lines that --skip_bad_lines skips, counted by readers and tasks

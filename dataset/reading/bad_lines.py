@@ -9,6 +9,10 @@ from common.wording import counted
 PLACES = 3
 
 
+class BadLine(Exception):
+    """The fault of a line that is no document. Arguments: kind, reason."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Why a line is no document. line: from 1; the row in a parquet or Arrow file."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dataset.reading.faults import BadLine
+from dataset.reading.bad_lines import BadLine
 
 JsonObject = dict[str, Any]
 # (name of a form, names of its fields in a file)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from common.wording import counted, one_line
+from dataset.reading.bad_lines import BadLine
 from dataset.reading.chat_forms import COMPARED, SYSTEM_FIELDS, JsonObject, Shape, keys_of, messages_of, shape_of, take
-from dataset.reading.faults import BadLine
 
 # `text_field` if a document is a conversation
 CONVERSATION = "conversations or messages"

@@ -28,7 +28,7 @@ from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import BadLine, BadLines, Fault, RawDocument, skip_or_raise, text_of, too_long
 from dataset.reading.file_kinds import kind_of
 from dataset.reading.json_files import CHUNK_BYTES, find_objects, object_of_line, text_of_line
-from dataset.reading.settings import BLANK, LINES, PARAGRAPHS, SAMPLE
+from dataset.reading.settings import BLANK, LINES, PARAGRAPHS
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
 # Limits of a block, which both the reading and the encoding process hold in memory
@@ -74,14 +74,16 @@ def is_chat_file(path: Path, text_field: str) -> bool:
     return False
 
 
-def plain_texts(files: list[Path], text_field: str, skip_bad_lines: bool, document_end: str | None) -> Iterator[str]:
-    """Yields the first texts of files, or their beginnings, SAMPLE characters in all, as many of each of up to 100 files.
+def plain_texts(
+    files: list[Path], text_field: str, skip_bad_lines: bool, document_end: str | None, characters: int
+) -> Iterator[str]:
+    """Yields the first texts of files, or their beginnings: so many characters in all, as many of each of up to 100 files.
 
     Of a conversation: the texts of its messages. Errors: as `read_documents`.
     """
     files = files[:: len(files) // 100 + 1]
     for file in files:
-        left = SAMPLE // len(files)
+        left = characters // len(files)
         for _, text in read_documents(file, text_field, BadLines() if skip_bad_lines else None, document_end):
             text = conversation_text(text) if text_field == CONVERSATION else text
             yield text[:left]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import DataError
-from dataset.reading.bad_lines import BadLines, Fault
+from dataset.reading.bad_lines import BadLine, BadLines, Fault
 from dataset.reading.encodings import conversion_command, how_to_convert
 
 # Maximum bytes of a decompressed line, a text file, a value in a table. A reader holds a few copies of it.
@@ -17,10 +17,6 @@ MANY_VALUES_BYTES = 16 << 20
 MAX_JSON_VALUES = 4_000_000
 # Rendering and cutting a conversation takes 27 times its bytes.
 MAX_CONVERSATION_BYTES = 16 << 20
-
-
-class BadLine(Exception):
-    """The fault of a line that is no document. Arguments: kind, reason."""
 
 
 # (line or row from 1, bytes of a document or a fault), as every reader yields them.

@@ -16,8 +16,6 @@ BLANK = "blank"
 PARAGRAPHS = "paragraphs"
 # What is typed for these
 NO_MARKS = (LINES, BLANK, "line", "newline", "blanks", "blank_lines", "paragraph", PARAGRAPHS, r"\n", r"\n\n", "")
-# Characters by which a tokenizer and a text are compared
-SAMPLE = 100_000
 
 
 def text_split(value: str) -> str:

@@ -58,7 +58,7 @@ from dataset.reading.file_kinds import choose_files, expand_user, kind_of
 from dataset.reading.settings import DEFAULTS, TextSettings
 from dataset.store.token_store import FILES, TokenStore, read_json
 from dataset.tokenizing.encoder import MANY_CHARACTERS, DocumentEncoder, TooLongToEncode
-from dataset.tokenizing.tokenizer_files import lost_text
+from dataset.tokenizing.tokenizer_files import SAMPLE, lost_text
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
@@ -123,7 +123,7 @@ def open_or_build(
                 if store is None:
                     # Before hours of tokenising
                     document_end = split_text or encoder.document_end
-                    texts = list(plain_texts(files, text_field, skip_bad_lines, document_end))
+                    texts = list(plain_texts(files, text_field, skip_bad_lines, document_end, SAMPLE))
                     losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
                     if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
                         encoder.use_fastokens(texts)

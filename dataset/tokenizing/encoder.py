@@ -17,10 +17,9 @@ from tokenizers import Tokenizer
 from common.errors import UserError, library_errors
 from common.wording import announce
 from dataset.arrays import Ints
-from dataset.reading.settings import SAMPLE
 from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, WORD_PATTERNS
 from dataset.tokenizing.plain_tokenizer import plain_tokenizer
-from dataset.tokenizing.tokenizer_files import check_readable, load_by_transformers, remove_bos_template
+from dataset.tokenizing.tokenizer_files import SAMPLE, check_readable, load_by_transformers, remove_bos_template
 
 if TYPE_CHECKING:
     from fastokens import Tokenizer as FastTokenizer

@@ -17,7 +17,6 @@ from common.errors import DataError, library_errors, optional_package
 from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
-from dataset.reading.settings import SAMPLE
 from model.weight_record import tokenizer_beside
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ PORTABLE = {
         r"\1 }}{{ \2 }}{{ \3 }}{{ \4 }}{{ "
     ),
 }
+# Characters by which a tokenizer and a text are compared
+SAMPLE = 100_000
 # `lost_text`: minimum number of visible characters among those that are compared; maximum share of them that may vanish
 MIN_SAMPLE = 50
 MAX_LOST_SHARE = 0.5

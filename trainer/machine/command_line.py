@@ -119,8 +119,7 @@ def error_line(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_data_fault else 1
     # They import torch, which report.py does without.
-    from trainer.machine.measure import exhausted_line, lost_card_line
-    from trainer.machine.ranks import lost_rank_line
+    from trainer.machine.measure import exhausted_line, lost_card_line, lost_rank_line
 
     if card := lost_card_line(error):
         return card, 1

@@ -31,8 +31,8 @@ from common.processes import die_with_parent, usable_cores
 from common.wording import announce, counted
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import pick_device
-from trainer.machine.measure import total_memory
-from trainer.machine.ranks import SHARE_BATCHES, lost_rank_line, ranks_of_launcher
+from trainer.machine.measure import lost_rank_line, total_memory
+from trainer.machine.ranks import SHARE_BATCHES, ranks_of_launcher
 
 # ------------------------------------------------------------------------------------------------------ how many
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import tokenizers
 import torch
+import torch.distributed as dist
 
 from common import processes
 from common.errors import LoaderError, UserError
@@ -225,6 +226,26 @@ def lost_card_line(error: Exception) -> str | None:
         f"the GPU has failed, is gone, or is held by another program ({reason}): `nvidia-smi` and `dmesg | grep Xid` say more; on one "
         "that works, --from_resume 1 continues from the newest checkpoint"
     )
+
+
+# Words of NCCL's errors that another rank causes
+CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
+
+
+def lost_rank_line(error: Exception) -> str | None:
+    """A line for an error that means that another rank is lost; None for others."""
+    message = one_line(error)
+    is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+    # Gloo raises plain RuntimeErrors.
+    is_loss |= "gloo/transport" in message
+    # NCCL raises the same type for everything, including wrong settings of this machine.
+    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(message) is not None
+    if not is_loss:
+        return None
+    # Without the source location at its start and the advice at its end
+    message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
+    lost = "another rank is gone, or silent for longer than --dist_timeout"
+    return f"{lost} ({message}): --from_resume 1 continues from the newest checkpoint"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ How an error of one rank ends all, also those that wait for it in a collective:
 
 import contextlib
 import os
-import re
 import socket
 import threading
 import time
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from common.errors import PrintedByAnotherRank, UserError, user_errors
 from common.processes import die_with_parent
 from common.settings import Settings
-from common.wording import announce, one_line
+from common.wording import announce
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 from trainer.machine.rank import ONE_RANK, Ranks
@@ -237,28 +236,6 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
         if not is_first:
             result = work()
     return result
-
-
-# --------------------------------------------------------------------------------------------- a rank is gone
-
-# Words of NCCL's errors that another rank causes
-CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
-
-
-def lost_rank_line(error: Exception) -> str | None:
-    """A line for an error that means that another rank is lost; None for others."""
-    message = one_line(error)
-    is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-    # Gloo raises plain RuntimeErrors.
-    is_loss |= "gloo/transport" in message
-    # NCCL raises the same type for everything, including wrong settings of this machine.
-    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(message) is not None
-    if not is_loss:
-        return None
-    # Without the source location at its start and the advice at its end
-    message = re.sub(r"^\[\S+\] ", "", message).partition(" This is typically")[0].rstrip(".")
-    lost = "another rank is gone, or silent for longer than --dist_timeout"
-    return f"{lost} ({message}): --from_resume 1 continues from the newest checkpoint"
 
 
 # ---------------------------------------------------------------------------------------------- small messages
