@@ -88,7 +88,8 @@ class _BlockAttention(torch.autograd.Function):
         scale = k.shape[2] ** -0.5
         d_queries = []
         width = all_exp_scores[0].shape[2]
-        # For each block, the gradients of its keys: sums in fp32 over the blocks of queries that see them. Not slices of one
+        # For each block, the gradients of its keys, transposed [B*G, D, width]: a product then transposes its D columns of
+        # queries, not its scores. They are sums in fp32 over the blocks of queries that see them. Not slices of one
         # tensor, for which the compiler asks of every number again in which slices it lies.
         d_k: list[Any] = [0.0] * n
         d_v: list[Any] = [0.0] * n
@@ -103,9 +104,10 @@ class _BlockAttention(torch.autograd.Function):
             d_scores = (exp_scores.float() * (d_exp_scores - row_sum) * scale).to(q.dtype)
             d_queries.append(d_scores @ k[:, :S])
             for sums, product in (
-                (d_k, d_scores.transpose(1, 2) @ q),
-                (d_v, exp_scores.transpose(1, 2) @ d_output),
+                (d_k, q.transpose(1, 2) @ d_scores),
+                (d_v, d_output.transpose(1, 2) @ exp_scores),
             ):
-                for i, part in enumerate(product.split(width, dim=1)):
+                for i, part in enumerate(product.split(width, dim=2)):
                     sums[i] = sums[i] + part.float()
-        return torch.cat(d_k, dim=1).to(k.dtype), torch.cat(d_v, dim=1).to(v.dtype), None, *d_queries
+        d_key, d_value = (torch.cat(sums, dim=2).transpose(1, 2) for sums in (d_k, d_v))
+        return d_key.to(k.dtype), d_value.to(v.dtype), None, *d_queries
