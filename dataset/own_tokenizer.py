@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from common.errors import DataError
-from common.files import atomic_folder, digest_of_json, temporary_beside
+from common.files import atomic_folder, digest_of_json
 from common.processes import WorkerDied, Workers
 from common.wording import announce
 from dataset.arrays import Ints
@@ -27,7 +27,16 @@ from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import choose_files
 from dataset.reading.settings import TextSettings
 from dataset.shares import Curve, Source
-from dataset.store.build import candidate_folders, copy_hash_of, digests_of, first_writable, hash_of_text, stats_of
+from dataset.store.build import (
+    candidate_folders,
+    copy_hash_of,
+    digests_of,
+    first_writable,
+    hash_of_text,
+    keep_hashes,
+    locked_build_folder,
+    stats_of,
+)
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
@@ -90,24 +99,31 @@ def own_tokenizers(request: Request, progress: bool) -> Path | None:
     if sum(size for _, size, *_ in stats) < MIN_BYTES:
         return None
     folders = candidate_folders(paths[0], files[0], reading.cache_dir)
-    digests, _ = digests_of(stats, folders)
+    hashed_at = time.time()
+    digests, hashed = digests_of(stats, folders)
     text = [[digests[stat] for stat in stats], [(len(source.paths), source.shares) for source in request.sources]]
     options = [reading.text_field, reading.skip_bad_lines, reading.split_text, request.held_out, request.max_bytes]
     name = f"tokenizer-{digest_of_json([FORMAT, text, options])[:16]}"
     found = next((folder / name for folder in folders if (folder / name / FIGURES).is_file()), None)
-    if found is not None:
-        return found
+    folder = found or first_writable(folders) / name
+    keep_hashes(folder.parent, hashed, hashed_at)
+    if found is None:
+        with locked_build_folder(folder.parent, name, progress) as temporary:
+            # Another process may have trained them while this one waited.
+            if not (folder / FIGURES).is_file():
+                train_apart(request, folder, temporary, progress)
+    return folder
+
+
+def train_apart(request: Request, folder: Path, temporary: Path, progress: bool) -> None:
+    """`train_sizes` in a process of its own: it takes forty times the memory of its text, and leaves threads behind. Errors: DataError."""
     if progress:
         announce("planning: training a tokenizer on the text")
-    folder = first_writable(folders) / name
-    with atomic_folder(folder, temporary_beside(folder)) as temporary:
-        try:
-            # It takes forty times the memory of its text, and leaves threads behind: both end with the process.
-            with closing(Workers(1, partial(train_sizes, request))) as workers:
-                list(workers.results(iter([temporary]), ahead=1))
-        except WorkerDied as lost:
-            raise DataError(f"the trainer of a tokenizer: {lost}; --tokenizer_path model needs none") from None
-    return folder
+    try:
+        with atomic_folder(folder, temporary), closing(Workers(1, partial(train_sizes, request))) as workers:
+            list(workers.results(iter([temporary]), ahead=1))
+    except WorkerDied as lost:
+        raise DataError(f"the trainer of a tokenizer: {lost}; --tokenizer_path model needs none") from None
 
 
 def train_sizes(request: Request, folder: Path) -> None:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
@@ -117,7 +117,7 @@ def open_or_build(
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
         folder = first_writable(folders)
         try:
-            with _locked_build_folder(folder, source, progress) as temporary:
+            with locked_build_folder(folder, source, progress) as temporary:
                 # Another process may have built it while this one waited.
                 store = open_store(folder / name, report=True)
                 if store is None:
@@ -139,17 +139,7 @@ def open_or_build(
             raise DataError(
                 f"{error.filename or folder}: {error.strerror or error}; --cache_dir names another folder for the token store"
             ) from error
-    if hashed:
-        entries = {entry[0]: entry for entry in read_hashes(store.folder.parent)}
-        for stat, digest in hashed.items():
-            path, _, modified, changed, _ = stat
-            # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
-            # was read could be written again within one time stamp: it is hashed again at the next start.
-            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
-                entries[path] = [*stat, digest]
-        listed = list(entries.values())
-        with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
-            out.write(json.dumps({"files": listed, "sha256": digest_of_json(listed)}).encode())
+    keep_hashes(store.folder.parent, hashed, hashed_at)
     store.files = files
     store.cache_folders = folders
     store.notices += [line for _, lines in choices for line in lines]
@@ -163,6 +153,22 @@ def digests_of(stats: Sequence[Stats], folders: Sequence[Path]) -> tuple[dict[St
     return known | hashed, hashed
 
 
+def keep_hashes(folder: Path, hashed: Mapping[Stats, str], hashed_at: float) -> None:
+    """Add digests of files to the hashes.json of a folder, if it can be written. hashed_at: when, or before."""
+    if not hashed:
+        return
+    entries = {entry[0]: entry for entry in read_hashes(folder)}
+    for stat, digest in hashed.items():
+        path, _, modified, changed, _ = stat
+        # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
+        # was read could be written again within one time stamp: it is hashed again at the next start.
+        if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
+            entries[path] = [*stat, digest]
+    listed = list(entries.values())
+    with contextlib.suppress(OSError), atomic_file(folder / "hashes.json") as out:
+        out.write(json.dumps({"files": listed, "sha256": digest_of_json(listed)}).encode())
+
+
 def read_hashes(folder: Path) -> list[list[Any]]:
     """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none if it is damaged."""
     content: Any = read_json(folder / "hashes.json")
@@ -172,8 +178,11 @@ def read_hashes(folder: Path) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def _locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[Path]:
-    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
+def locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[Path]:
+    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError.
+
+    source: the name of a data file, or of its tokenizers.
+    """
     # An unmistakable name: other programs may use this folder too, such as the home directory.
     temporary = folder / f".{source}.store-under-way"
     lock = file_lock(temporary.with_suffix(".store-lock"))

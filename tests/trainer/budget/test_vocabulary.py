@@ -2,6 +2,8 @@
 
 import json
 import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from tokenizers import Tokenizer
 
 from dataset import own_tokenizer
 from dataset.corpus import Corpus
-from dataset.own_tokenizer import FIGURES, Request, train_sizes
+from dataset.own_tokenizer import FIGURES, Request, own_tokenizers, train_sizes
 from dataset.reading.settings import DEFAULTS
 from dataset.shares import group_sources
+from dataset.store import build
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.weight_record import VOCABULARY_FIELD, read_record
@@ -170,6 +173,17 @@ def test_a_plan_trains_a_tokenizer_that_all_find_and_a_kill_does_not_lose(text, 
     assert "another tokenizer" not in capfd.readouterr().err
     kept = train(**options, out_dir=tmp_path / "kept", tokenizer_path="model")
     assert kept.job.config.vocab_size == 6400 and not (tmp_path / "kept" / "pretrain_32.tokenizer").exists()
+
+
+def test_two_starts_at_once_train_one_tokenizer_and_keep_the_digests_of_the_files(text, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(build, "TIMESTAMP_MARGIN_S", -10.0)
+    both = [request(shutil.copy(text, tmp_path))] * 2
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(own_tokenizers, both, [True, True])
+    assert one == other and (one / FIGURES).is_file()
+    assert capfd.readouterr().out.count("training a tokenizer on the text") == 1
+    stats = build.stats_of([tmp_path / "text.jsonl"])
+    assert not build.digests_of(stats, [one.parent])[1]
 
 
 @pytest.mark.slow
