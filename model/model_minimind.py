@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -302,7 +303,8 @@ class MiniMindLM(nn.Module):
         weight = self.lm_head.weight
         if sample is None:
             return backend.cross_entropy(hidden.view(B * T, -1), weight, targets.reshape(-1)), aux_loss
-        weights = weight.index_select(0, sample.ids).split(sample.sizes)
+        table = self.model.embed_tokens
+        weights = F.embedding(sample.ids, weight, sparse=table.sparse and weight is table.weight).split(sample.sizes)
         rows = zip(hidden, weights, sample.targets, sample.log_counts.split(sample.sizes), strict=True)
         return torch.stack([backend.cross_entropy(*row) for row in rows]).sum(), aux_loss
 

@@ -132,7 +132,8 @@ class Engine:
             # A seed gives the same weights only on machines of the same kind.
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.data, src=0)
-            self.reducer = DistributedReducer([p for p in model.parameters() if p.requires_grad])
+            tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
+            self.reducer = DistributedReducer([p for p in model.parameters() if p.requires_grad], tables)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         # this rank's sums since the last `collect`
@@ -208,6 +209,10 @@ class Engine:
             loss = loss * 0.0
             sums = torch.zeros_like(sums)
         self.scaler.scale(loss).backward()
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                # Else each micro-batch would add its rows to a list.
+                parameter.grad = parameter.grad.coalesce()
         self.bad_losses += ~torch.isfinite(loss)
         # One NaN would spoil the mean of the whole log interval: leave such a micro-batch out.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)

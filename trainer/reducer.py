@@ -33,10 +33,16 @@ class DistributedReducer:
 
     watch: Watch = None
 
-    def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        """parameters: in the same order on all ranks."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tables: Sequence[torch.Tensor] = (),
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """parameters: in the same order on all ranks. tables: those with sparse gradients, of which only rows are sent."""
+        self.tables = tables
         buckets: list[list[nn.Parameter]] = [[]]
-        for parameter in reversed(parameters):
+        for parameter in reversed([p for p in parameters if all(p is not table for table in tables)]):
             if sum(other.numel() for other in buckets[-1]) * torch.float32.itemsize >= bucket_bytes:
                 buckets.append([])
             buckets[-1].append(parameter)
@@ -81,5 +87,13 @@ class DistributedReducer:
             work.wait()
         self._sent.clear()
         self._missing = []
+        for table in self.tables:
+            assert table.grad is not None
+            # of a rank without rows in this update
+            gradient = table.grad if table.grad.is_sparse else table.grad.to_sparse(1)
+            if self.watch is not None:
+                self.watch(gradient.values())
+            dist.all_reduce(gradient)
+            table.grad = gradient
         dist.all_reduce(message)
         return message

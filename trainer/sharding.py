@@ -36,7 +36,10 @@ def is_sharded(value: object) -> "TypeIs[DTensor]":
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, as a plain tensor of the same memory; any other tensor unchanged."""
+    """This rank's part of a sharded tensor, or the rows of a coalesced sparse one, as a plain tensor of the same memory; any other
+    tensor unchanged."""
+    if tensor.is_sparse:
+        return tensor.values()
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 

@@ -27,7 +27,7 @@ from trainer.saving.saver import SaveTimer
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
-RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
+RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4, "sampled_softmax": 300}
 
 
 def rank(folder):

@@ -51,6 +51,7 @@ class Timing(NamedTuple):
         recomputes = settings.gradient_checkpointing
         may_use_graphs = settings.cuda_graphs != "0" and self.head_sampler is None
         model = MiniMindLM(config).train()
+        model.model.embed_tokens.sparse = self.head_sampler is not None and device.type == "cpu"
         if recomputes:
             model.checkpoint_activations()
         engine = make_engine(

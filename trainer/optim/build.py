@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.adamw import adamw
 
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.bare import BareOptimizer
@@ -16,6 +17,8 @@ from trainer.sharding import is_sharded
 
 # torch.optim's parameter groups: {"params": [...], "weight_decay": ...}
 Groups = list[dict[str, Any]]
+# AdamW's names for them
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_optimizers(
@@ -61,9 +64,44 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 class AdamW(BareOptimizer, torch.optim.AdamW):
-    """torch.optim.AdamW without the wrappers that BareOptimizer leaves out."""
+    """torch.optim.AdamW without the wrappers that BareOptimizer leaves out, and for sparse gradients too.
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    Of these it updates only the rows that are there, without momentum. That is AdamW with a beta1 of 0, but for the weight decay of the
+    other rows, which waits. In torch.optim.SparseAdam both moments wait: a rare row gets a tenth of its gradient, and the rest at its
+    next uses, if there are any (0.4 % more loss after 0.6 M tokens than with momentum for all rows; without it 0.5 % less).
+    """
+
+    dense_step = inspect.unwrap(torch.optim.AdamW.step)
+
+    # The engine has no closure.
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self._step_rows(parameter, parameter.grad, group)
+                    # The base class refuses it.
+                    parameter.grad = None
+        self.dense_step()
+
+    def _step_rows(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """gradient: of a parameter [V, H], sparse and coalesced."""
+        state = self.state[parameter]
+        if not state:
+            # The momentum stays 0, for a resume that updates all rows.
+            state.update({name: torch.zeros_like(parameter) for name in MOMENTS}, step=torch.zeros(()))
+        # The step that the second moment of each row is of
+        state.setdefault("row_step", state["step"].repeat(len(parameter)))
+        ids, beta2 = gradient.indices()[0], group["betas"][1]
+        rows = parameter.index_select(0, ids)
+        squares = state["exp_avg_sq"].index_select(0, ids)
+        squares *= (beta2 ** (state["step"] - state["row_step"][ids])).unsqueeze(1)
+        options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")}
+        options.update(beta1=0.0, beta2=beta2, found_inf=getattr(self, "found_inf", None))
+        adamw([rows], [gradient.values()], [torch.zeros_like(rows)], [squares], [], [state["step"]], **options)
+        parameter.index_copy_(0, ids, rows)
+        state["exp_avg_sq"].index_copy_(0, ids, squares)
+        state["row_step"][ids] = state["step"]
 
 
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> AdamW:
@@ -77,6 +115,6 @@ def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **optio
         # next integer.
         for group in groups:
             for p in group["params"]:
-                moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                moments = {name: torch.zeros_like(p) for name in MOMENTS}
                 adamw.state[p] = {"step": torch.tensor(2.0**24, device=p.device), **moments}
     return adamw

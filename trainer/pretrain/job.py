@@ -28,6 +28,7 @@ from trainer.pretrain.parts import Parts
 from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import kept_tokenizer, save_pth
+from trainer.settings import NONE
 
 
 class PretrainJob(Job):
@@ -61,6 +62,8 @@ class PretrainJob(Job):
                 settings.seed,
                 tells=ranks.is_main,
             )
+            # Gradients of the embedding, and of the head tied to it, have only the rows that an update uses.
+            self.model.model.embed_tokens.sparse = parts.device.type == "cpu" and settings.shard == NONE
         self.files = RunFiles(
             parts.stem,
             outputs={"weights": Path(f"{parts.stem}.pth"), "config": Path(f"{parts.stem}.json")},

@@ -77,3 +77,26 @@ def test_the_state_of_an_optimiser_is_that_of_torchs_adamw():
             state = optimizer.state_dict()
         found.append([weight.tolist(), state["state"][0]["exp_avg_sq"].tolist(), state["param_groups"]])
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_rows_without_a_gradient_cost_nothing(decay):
+    """Reference: torch's AdamW without momentum on all rows; the decay of rows without a gradient is taken back."""
+    torch.manual_seed(0)
+    table = nn.Parameter(torch.randn(6, 4))
+    whole = nn.Parameter(table.detach().clone())
+    options = {"lr": 0.1, "weight_decay": decay, "fused": True}
+    ours, theirs = AdamW([table], **options), torch.optim.AdamW([whole], betas=(0.0, 0.999), **options)
+    for used in ([0, 1], [1, 4, 1], [4], [0, 1, 2], [0]):
+        # An update that is not applied changes nothing.
+        for ours.found_inf in (torch.tensor(1.0), torch.tensor(0.0)):
+            nn.functional.embedding(torch.tensor(used), table, sparse=True).sin().sum().backward()
+            whole.grad = table.grad.to_dense()
+            table.grad = table.grad.coalesce()
+            ours.step()
+        before = whole.detach().clone()
+        theirs.step()
+        unused = sorted({*range(6)} - {*used})
+        whole.data[unused] = before[unused]
+    torch.testing.assert_close(table, whole)
+    assert ours.state[table]["step"] == 5

@@ -87,6 +87,12 @@ def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
     with stopped_after(3), pytest.raises(AssertionError):
         train(**run, out_dir=str(tmp_path / "stopped"))
     assert_same_weights(whole, train(**run, out_dir=str(tmp_path / "stopped"), from_resume=1))
+    # Rows of the embedding that no update used have neither moments nor decay.
+    embedding = whole.engine.model.lm_head.weight
+    unused = ~whole.engine.optimizers[0].state[embedding]["exp_avg_sq"].any(1)
+    short = train(**{**run, "max_updates": 1}, out_dir=str(tmp_path / "short"))
+    assert 0 < unused.sum() < len(unused)
+    assert torch.equal(embedding[unused], short.engine.model.lm_head.weight[unused])
 
 
 def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
