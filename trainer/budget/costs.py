@@ -47,8 +47,11 @@ GPU_UTILISATION = 0.35
 # Muon's products are smaller.
 MUON_UTILISATION = 0.7
 # Seconds of an update for each number of an embedding beyond those of laws.USUAL_ENTRIES, which the utilisation includes: gradients, moments
-# and weights go through memory. 192 x 3 with 25,600 entries has 0.92 times the rate of 6,400, on two cores. GPUs: not measured.
+# and weights go through memory. GPUs: not measured.
 ENTRY_SECONDS = {"cpu": 6e-9, "cuda": 5e-11, "mps": 5e-10}
+# With `--sampled_softmax` on a CPU only the rows in use do: 192 x 3 with 51,200 entries has the rate of 6,400, in one process. Drawing the
+# ids of a row takes two cores so many seconds for each entry.
+DRAWING_SECONDS = 6e-9
 # Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
 MIN_COMPILED_GAIN = 1.35
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
@@ -166,6 +169,14 @@ def head_ids_for(settings: PretrainSettings, text: Text, device: str) -> int:
     return sampled_ids(distinct, text.vocab_size)
 
 
+def entry_seconds(config: ModelConfig, rows: float, head_ids: int, device_type: str) -> float:
+    """Seconds of an update of so many rows for entries beyond laws.USUAL_ENTRIES. head_ids: `--sampled_softmax`."""
+    entries = max(config.vocab_size - laws.USUAL_ENTRIES, 0)
+    if head_ids and device_type == "cpu":
+        return DRAWING_SECONDS * rows * entries
+    return ENTRY_SECONDS[device_type] * entries * config.hidden_size
+
+
 class Machine(NamedTuple):
     """rate: FLOP/s of large products, all ranks together, on a CPU at most PRODUCT_RATE per thread. memory: bytes that a rank may
     take; None: unknown. device: its type. dtype: of products."""
@@ -272,10 +283,7 @@ class RunCosts:
             weights = parameter_count(config) - config.vocab_size * H
             muon_flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
             work += muon_flops / MUON_UTILISATION
-        return (
-            work / self.machine.rate
-            + ENTRY_SECONDS[self.machine.device] * max(config.vocab_size - laws.USUAL_ENTRIES, 0) * H
-        )
+        return work / self.machine.rate + entry_seconds(config, rows, self.head_ids, self.machine.device)
 
     def update_seconds(self, config: ModelConfig, rows: int) -> float:
         """Seconds of an update of this many rows: the estimate, corrected by measurements."""

@@ -14,7 +14,7 @@ from dataset.own_tokenizer import FIGURES, TRAINED, Request, own_tokenizers
 from dataset.shares import group_sources
 from model.config import ModelConfig, parameter_count
 from trainer.budget import laws
-from trainer.budget.costs import CPU_UTILISATION, ENTRY_SECONDS, GPU_UTILISATION, Machine, sampled_ids
+from trainer.budget.costs import CPU_UTILISATION, GPU_UTILISATION, HELD_OUT_TOKENS, Machine, entry_seconds, sampled_ids
 from trainer.budget.difficulty import difficulty_of_tokens
 from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
@@ -22,9 +22,9 @@ from trainer.pretrain.memory import flops_per_token
 from trainer.pretrain.settings import PretrainSettings
 
 # Text to train a tokenizer on, in bytes: at most MAX_BYTES, and so many for each second of a budget. They take 0.3 s/MB (English) to
-# 1.4 s/MB (Chinese) of a core: 1 to 4 % of the budget. And MEMORY_TIMES as much memory.
+# 1.4 s/MB (Chinese) of a core: 2 to 8 % of the budget. Twice the text gives 0.8 % more bytes per token. And MEMORY_TIMES as much memory.
 MAX_BYTES = 40e6
-BYTES_PER_SECOND = 30e3
+BYTES_PER_SECOND = 60e3
 MEMORY_TIMES = 60
 # A size has to promise this much less than a smaller one, which takes less memory and time.
 WORTH_ENTRIES = 0.99
@@ -110,11 +110,12 @@ def expected_loss(
         seconds = (settings.budget_flops or 0) / rate
         if settings.budget_seconds:
             seconds = TRAINING_SHARE * settings.budget_seconds
-            # What an update takes for the rows of the embedding counts only where time does.
-            numbers = max(config.vocab_size - laws.USUAL_ENTRIES, 0) * config.hidden_size
+            # An evaluation computes the whole head. This, and what an update takes for more entries, counts only where time does.
+            seconds -= 2 * config.vocab_size * config.hidden_size * HELD_OUT_TOKENS / rate
             update_tokens = laws.batch_tokens(max(seconds / token_seconds, 1))
-            token_seconds += ENTRY_SECONDS[machine.device] * numbers / update_tokens
-        tokens = min(seconds / token_seconds, laws.MAX_PASSES * unique)
+            rows = update_tokens / laws.USUAL_ROW
+            token_seconds += entry_seconds(config, rows, head_ids, machine.device) / update_tokens
+        tokens = min(max(seconds, 1.0) / token_seconds, laws.MAX_PASSES * unique)
     fewest, most = laws.layers_for(config.hidden_size, tokens)
     is_suitable = fewest <= config.num_hidden_layers <= most and parameter_count(config) <= most_parameters
     if not is_suitable and not {"hidden_size", "num_hidden_layers"} & settings.user_set:

@@ -104,7 +104,7 @@ EN_WIKI = {
 
 @pytest.mark.parametrize(
     ("words", "n_bytes", "entries"),
-    [("--budget 90s", 39e6, 12800), ("--budget 10m", 39e6, 51200), ("--budget_flops 1e13", 1e6, 3200)],
+    [("--budget 20s", 39e6, 12800), ("--budget 90s", 39e6, 102400), ("--budget_flops 1e13", 1e6, 3200)],
 )
 def test_more_work_and_more_text_want_more_entries(tmp_path, capfd, words, n_bytes, entries):
     settings = PretrainSettings.parse(words.split())
