@@ -68,7 +68,8 @@ class AdamW(BareOptimizer, torch.optim.AdamW):
 
     Of these it updates only the rows that are there, without momentum. That is AdamW with a beta1 of 0, but for the weight decay of the
     other rows, which waits. In torch.optim.SparseAdam both moments wait: a rare row gets a tenth of its gradient, and the rest at its
-    next uses, if there are any (0.4 % more loss after 0.6 M tokens than with momentum for all rows; without it 0.5 % less).
+    next uses, if there are any. 160 x 2 with 51,200 entries, 3.9 M tokens: 0.7 % fewer bits per byte than with momentum for all rows;
+    SparseAdam's way had 0.4 % more loss after 0.8 M.
     """
 
     dense_step = inspect.unwrap(torch.optim.AdamW.step)
