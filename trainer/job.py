@@ -29,12 +29,13 @@ from dataset.loader import MakesBatches
 from trainer.batching import Batching
 from trainer.calls import Caller
 from trainer.engine import Engine, Update
+from trainer.forecast import Forecast
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.settings import RunSettings
 
 UNLIMITED = float("inf")
-# Shorter runs take some tens of seconds: no measurement of the machine, no expected loss.
+# Shorter runs take some tens of seconds: no measurement of the machine, no expected loss unless it is planned.
 SHORT_RUN_FLOPS = 1e13
 
 
@@ -93,7 +94,12 @@ class Progress:
 
 
 class Clock(Protocol):
-    """Moves the end of a run that has a time budget. All ranks have one."""
+    """Moves the end of a run that has a time budget. All ranks have one.
+
+    forecast: for its lines; set by the Trainer.
+    """
+
+    forecast: Forecast | None
 
     @property
     def end(self) -> int:
@@ -167,8 +173,6 @@ class Identity:
 
 # (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)
 Evaluate = Callable[[Engine, StopSignals, int], tuple[dict[str, float], int]]
-# (tokens, learning rate) -> expected training loss by then; None: unknown
-Forecast = Callable[[int, float], float | None]
 # (stem of the files, state dict on the CPU): writes weights for other people's code
 SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
 # returns ([(prompt, text)], number of a stop signal received meanwhile or 0)
@@ -210,7 +214,7 @@ class RunOverview:
     tokens: float = 0.0  # that the whole run trains
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line besides loss and learning rate
     next_commands: Sequence[tuple[str, str]] = ()  # (purpose, command), at the end of the report
-    forecast: Forecast | None = None  # expected loss, shown beside the actual one; None: unknown
+    forecast: Forecast | None = None  # None: unknown, and on ranks that do not print
 
 
 class Job(ABC):

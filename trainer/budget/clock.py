@@ -32,6 +32,7 @@ from common.processes import seconds_since_start
 from common.wording import announce, counted
 from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
+from trainer.forecast import Forecast, told_end
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
 from trainer.machine.ranks import Ranks, on_main
 from trainer.pretrain.memory import flops_per_token, mean_context
@@ -120,6 +121,7 @@ class Clock:
     sample_seconds: float = 0.0
     max_updates: float = math.inf
     moved: DecaySchedule | None = None
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
         self.started = time.monotonic() - self.spent_before
@@ -233,7 +235,7 @@ class Clock:
             self.told_end = end
             announce(
                 f"an update takes {self.pace:.2g} s now, so the run ends after {counted(end, 'update')} "
-                f"({self.planned.end:,} were planned)"
+                f"({self.planned.end:,} were planned){told_end(self.forecast, end)}"
             )
         # At its end the schedule has no rate left to go on with.
         return self.planned.with_end(update, end, (self.moved or self.planned).factor(min(update, self.end - 1)))

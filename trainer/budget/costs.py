@@ -113,6 +113,11 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
     is_free = not {"val_path", "val_fraction"} & settings.user_set
     if is_free and (share := share_to_hold_out(corpus, encoder)):
         corpus = open_corpus(replace(settings, val_fraction=share), encoder, ONE_RANK, kind)
+    return text_of(corpus, encoder.vocab_size, difficulty)
+
+
+def text_of(corpus: Corpus, vocab_size: int, difficulty: float | None = None) -> Text:
+    """The text of a corpus. difficulty: if it is known."""
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = rows.row_targets(0, rows.n_rows)
@@ -120,7 +125,7 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
     validation = corpus.validation()
     return Text(
         corpus=corpus,
-        vocab_size=encoder.vocab_size,
+        vocab_size=vocab_size,
         rows=rows,
         parts=tuple(part._replace(unique=tokens_per_target * part.unique) for part in laws.parts_of(corpus, targets)),
         context=mean_context(rows),

@@ -83,7 +83,7 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         flops=flops,
         tokens=n_rows * first_plan.T * first_plan.fill,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
-        shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
+        shown=("aux_loss", "grad_norm") if config.use_moe else ("grad_norm",),
         next_commands=next_commands(settings, parts.stem, answers),
     )
 

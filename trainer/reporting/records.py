@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import UserError, user_errors
 from common.files import check_regular_file
+from trainer.forecast import Expectation
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
@@ -23,7 +24,7 @@ ANSWERS = "answers"
 
 
 # {field: its name in a legend}; default: the part of the field behind the last "/"
-LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
+LABELS = {"loss": "training", "val_loss": "validation"}
 # Fields whose long curves are drawn faintly, behind their means. In other fields the last value matters.
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 # Buckets of a thinned curve, of two points each
@@ -42,7 +43,7 @@ class Chart(NamedTuple):
         return [name for pattern in self.fields for name in known if fnmatchcase(name, pattern)]
 
 
-LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)
+LOSS = Chart("Loss", ("loss", "val_loss"), logarithmic=True)
 # Scores of a model at its task, with a suffix for each further file; the table of figures has them too
 METRICS = Chart(
     "Metrics on the development data", ("accuracy*", "f1*", "macro_f1*", "matthews*", "pearson*", "spearman*")
@@ -208,6 +209,16 @@ class RunRecords:
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
 
+    def expected_end(self) -> Expectation | None:
+        """What was expected of the run at its last evaluation; None: nothing."""
+        tokens, loss, error = (self.last(f"expected_{name}") for name in Expectation._fields)
+        if tokens is None or loss is None or error is None:
+            return None
+        told, _ = self.columns["expected_loss"]
+        evaluated, _ = self.columns.get("val_loss", (told, None))
+        # Of a run that its clock has made much shorter nothing is expected any more.
+        return Expectation(tokens, loss, error) if told[-1] == evaluated[-1] else None
+
     def figures(self) -> list[tuple[str, str]]:
         """[(label, text)] of the last logged FIGURES, and of the scores at the run's task."""
         of_task = [(field, field, "{:.4f}".format) for field in METRICS.fields_among(self.columns)]
@@ -243,12 +254,10 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if bits is None:
         return []
     bars = [("this model", bits)]
-    expected, loss = run.last("expected_loss"), run.last("val_loss")
-    # After many passes over its text a run no longer has an expected loss.
-    is_known = expected is not None and run.columns["expected_loss"][0][-1] == run.columns["loss"][0][-1]
-    if is_known and expected and loss:
+    expected, loss = run.expected_end(), run.last("val_loss")
+    if expected and loss:
         # From nats per token to bits per byte, by the evaluation's ratio
-        bars.append(("expected", expected * bits / loss))
+        bars.append(("expected", expected.loss * bits / loss))
     if isinstance(of_gzip := run.start_record("data").get("gzip"), float | int) and of_gzip > 0:
         bars.append(("gzip", of_gzip))
     return bars

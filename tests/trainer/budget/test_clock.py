@@ -4,6 +4,7 @@ import pytest
 
 from trainer.budget import clock as module
 from trainer.budget.clock import TOLERANCE, Clock, DecaySchedule
+from trainer.forecast import Expectation
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
 
@@ -156,9 +157,17 @@ def test_slow_updates_in_a_row_are_the_pace(machine, when, slower, lasts):
 
 def test_a_slow_beginning_leaves_no_low_rate(machine, capsys):
     """Ten times slower for a third of the time. The end moves near and back, and a line says each."""
-    _, factors, _ = run(machine, 1000.0, DecaySchedule(350, 1000), lambda passed: 10.0 if passed < 900 else 0.1)
+
+    def forecast(updates):
+        return Expectation(0.0, updates, 0.1) if updates > 300 else None
+
+    pace = lambda passed: 10.0 if passed < 900 else 0.1  # noqa: E731
+    _, factors, _ = run(machine, 1000.0, DecaySchedule(350, 1000), pace, forecast=forecast)
     assert max(factors[-900:]) == 1.0
-    assert f"so the run ends after {len(factors):,} updates (1,000 were planned)" in capsys.readouterr().out
+    n, printed = len(factors), capsys.readouterr().out
+    of_end = f"{n:.3f} ({0.9 * n:.2f} to {1.1 * n:.2f})"
+    assert f"so the run ends after {n:,} updates (1,000 were planned); the end is expected at {of_end}" in printed
+    assert "; the end is expected at a loss that is not known for such a run" in printed
 
 
 def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():
