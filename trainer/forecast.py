@@ -1,5 +1,6 @@
 """What a run is told to reach, and the lines about it. The formulas are in trainer/budget/laws.py."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,6 +33,6 @@ def end_line(forecast: Forecast, val_loss: float, updates: int, planned: float) 
     """What a run has reached in its updates, beside what was expected of them, and of those that were planned."""
     line = f"reached a validation loss of {val_loss:.3f} in {counted(updates, 'update')}, for which "
     line += f"{forecast(updates) or 'nothing'} was expected"
-    if planned != updates and (of_plan := forecast(planned)):
+    if planned not in (updates, math.inf) and (of_plan := forecast(planned)):
         line += f", and {of_plan.loss:.3f} of the {planned:,} planned"
     return line

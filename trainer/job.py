@@ -16,6 +16,7 @@ The Trainer calls a job in this order:
     trained                                    once
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -212,6 +213,8 @@ class RunOverview:
     flops_per_token: float = 0.0
     flops: float = 0.0  # of this rank in the whole run; 0: nothing is timed
     tokens: float = 0.0  # that the whole run trains
+    # (loss of guessing, entropy of single tokens) in nats, see trainer/reporting/alarm.py
+    guesses: tuple[float, float] = (math.inf, math.inf)
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line besides loss and learning rate
     next_commands: Sequence[tuple[str, str]] = ()  # (purpose, command), at the end of the report
     forecast: Forecast | None = None  # None: unknown, and on ranks that do not print

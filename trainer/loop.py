@@ -31,6 +31,7 @@ from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
+from trainer.reporting.alarm import Alarm
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.run_folder import check_space
 from trainer.saving.saver import Saver, SaveTimer
@@ -46,6 +47,7 @@ class Trainer:
     # set by `prepare` and `fit`
     loader: Loader
     stopwatch: Stopwatch
+    alarm: Alarm
     # Of the current epoch: its rows, how they are distributed over updates and ranks, and the updates of the run before it
     plan: JobPlan | None = None
     schedule: UpdateSchedule
@@ -170,6 +172,7 @@ class Trainer:
             self.reporter.say(notice)
         # Do not keep the overview itself: its plan may be large.
         self.shown, self.forecast = overview.shown, overview.forecast
+        self.alarm = Alarm(*overview.guesses, self.warn)
         if self.length.clock is not None:
             self.length.clock.forecast = self.forecast
         # Short runs do not wait for a measurement of the machine.
@@ -429,6 +432,7 @@ class Trainer:
             values["flops_utilisation"] = tokens_per_second * self.utilisation_per_token
         head = f"Epoch:[{update.epoch + 1}/{self.length.epochs}]({step}/{n_steps})"
         self.reporter.log(progress, values, lines.log_line(values, head, self.shown))
+        self.alarm.after_log(update.number, values["loss"], progress.is_warm)
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
@@ -474,18 +478,22 @@ class Trainer:
 
     def report_evaluation(self, values: Mapping[str, float]) -> None:
         """Print and record the figures of an evaluation, beside what the run is expected to reach."""
-        progress, last_update = self.progress, self.length.last_update
+        progress = self.progress
         text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
         text = f"Validation after update {progress.update}: {text}"
         if not self.finished:
-            text += told_end(self.forecast, last_update)
-        expected = self.forecast(last_update) if self.forecast else None
-        fields = {f"expected_{name}": value for name, value in expected._asdict().items()} if expected else {}
-        self.reporter.log(progress, {**values, **fields}, text)
+            text += told_end(self.forecast, self.length.last_update)
+        expected = self.forecast(self.length.last_update) if self.forecast else None
+        self.reporter.log(progress, {**values, **({"expected": expected._asdict()} if expected else {})}, text)
+        if progress.is_warm:
+            self.alarm.after_evaluation(values["val_loss"])
         if self.finished and self.forecast:
-            planned = self.length.max_updates
-            planned = progress.update if planned == UNLIMITED else planned
-            self.reporter.say(end_line(self.forecast, progress.val_loss, progress.update, planned))
+            self.reporter.say(end_line(self.forecast, progress.val_loss, progress.update, self.length.max_updates))
+
+    def warn(self, line: str) -> None:
+        """Print and record a line about a run that goes wrong."""
+        self.reporter.say(f"warning: {line}")
+        self.reporter.record(self.progress, {"alarm": line})
 
     def save(self) -> None:
         """Start writing a checkpoint and the weights, in a thread."""

@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.records import CHARTS, LOSS, Chart, RunRecords, downsample, quality, risen_validation, smooth
+from trainer.reporting.records import CHARTS, LOSS, Chart, RunRecords, downsample, notes, quality, smooth
 
 # evaluations before the last one whose samples are shown
 N_EARLIER = 20
@@ -54,7 +54,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
         summary=summary,
         quality=quality,
         largest=max((bits for run in runs for _, bits in quality(run)), default=1.0),
-        risen_validation=risen_validation,
+        notes=notes,
         samples=samples,
     )
     with atomic_file(page) as file:
@@ -102,7 +102,7 @@ def draw(
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
     for run, colour in zip(runs, cycle(COLOURS) if several_runs else [INK], strict=False):
-        if chart is LOSS and (end := run.expected_end()):
+        if chart is LOSS and (end := run.expected_end):
             point = axes.errorbar(end.tokens, end.loss, end.loss * end.error, color=colour, fmt="D", capsize=3)
             point.set_label("expected end")
             lines.append(point)

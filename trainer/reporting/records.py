@@ -131,7 +131,7 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 class RunRecords:
     """Content of a metrics file, as far as it was read.
 
-    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
+    starts: list of dicts. alarms: lines of alarm.py. expected_end: what the last evaluation told. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
     of the run; None before it. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
     """
 
@@ -142,6 +142,8 @@ class RunRecords:
         self.position = 0
         self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
+        self.alarms: list[str] = []
+        self.expected_end: Expectation | None = None
         self.trained: list[dict[str, Any]] | None = None
         self.columns: dict[str, tuple[array, array]] = {}
 
@@ -192,7 +194,12 @@ class RunRecords:
             self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
+        elif "alarm" in record:
+            self.alarms.append(str(record["alarm"]))
         else:
+            if "val_loss" in record:
+                told = record.get("expected")
+                self.expected_end = Expectation(*(float(told[name]) for name in Expectation._fields)) if told else None
             for field, value in flat_numbers(record).items():
                 number = float(value)
                 # In a file of others also NaN, which no chart can show, or what overflows in a mean
@@ -208,16 +215,6 @@ class RunRecords:
 
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
-
-    def expected_end(self) -> Expectation | None:
-        """What was expected of the run at its last evaluation; None: nothing."""
-        tokens, loss, error = (self.last(f"expected_{name}") for name in Expectation._fields)
-        if tokens is None or loss is None or error is None:
-            return None
-        told, _ = self.columns["expected_loss"]
-        evaluated, _ = self.columns.get("val_loss", (told, None))
-        # Of a run that its clock has made much shorter nothing is expected any more.
-        return Expectation(tokens, loss, error) if told[-1] == evaluated[-1] else None
 
     def figures(self) -> list[tuple[str, str]]:
         """[(label, text)] of the last logged FIGURES, and of the scores at the run's task."""
@@ -254,13 +251,19 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if bits is None:
         return []
     bars = [("this model", bits)]
-    expected, loss = run.expected_end(), run.last("val_loss")
+    expected, loss = run.expected_end, run.last("val_loss")
     if expected and loss:
         # From nats per token to bits per byte, by the evaluation's ratio
         bars.append(("expected", expected.loss * bits / loss))
     if isinstance(of_gzip := run.start_record("data").get("gzip"), float | int) and of_gzip > 0:
         bars.append(("gzip", of_gzip))
     return bars
+
+
+def notes(run: RunRecords) -> list[str]:
+    """Sentences about what went wrong in a run."""
+    risen = risen_validation(run)
+    return [*run.alarms, *([risen] if risen else [])]
 
 
 def risen_validation(run: RunRecords) -> str | None:

@@ -46,5 +46,5 @@ def test_the_end_is_told_at_each_evaluation(tmp_path, monkeypatch, capsys):
             and f"{run.progress.val_loss:.3f} in {updates} updates, for which {wanted}" in printed
         )
         assert not any("expected" in line for line in printed.splitlines() if line.startswith("Epoch"))
-        expected = RunRecords.read(run.reporter.file.name).expected_end()
+        expected = RunRecords.read(run.reporter.file.name).expected_end
         assert expected == pytest.approx((tokens, loss, 0.2), rel=0.02)

@@ -164,7 +164,7 @@ def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
     path = metrics_file(tmp_path / "a.metrics.jsonl", start=start)
     assert "continue after a stop" in page_of(path) and "dotted" not in page_of(path)
     trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 2.5}
-    told = {"expected_tokens": 5100, "expected_loss": 1.5, "expected_error": 0.1}
+    told = {"expected": {"tokens": 5100, "loss": 1.5, "error": 0.1}}
     add(path, {"step": 49, "update": 49, "tokens": 4900, "val_loss": 1.25, **told})
     assert "expected end" in page_of(path)
     range_of = draw([RunRecords.read(path)], ["a"], LOSS).axes[0].containers[0]
