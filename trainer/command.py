@@ -95,7 +95,7 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     job = job_class(parts)
     # What the loop and the job take from the planner is handed in here.
     job.advise = partial(advise, parts)
-    job.length.clock = clock_of(parts)
+    job.length.clock = clock_of(parts, job.engine)
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
 from common.errors import UserError, user_errors, utf8
+from dataset.batches import Batch
 from dataset.corpus import ValidationBatches
 from dataset.loader import to_device
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -24,6 +26,7 @@ from model.model_minimind import MiniMindLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import rng_state, set_rng_state
+from trainer.machine.measure import seconds
 from trainer.machine.ranks import min_over_ranks, on_main
 
 if TYPE_CHECKING:
@@ -93,20 +96,12 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
     Figures: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes if these are known.
     """
-    model = cast(MiniMindLM, engine.model)
 
     def figures_of(number: int) -> tuple[float, int]:
         batch = to_device(batches[number], engine.device)
         R, T = batch.input_ids.shape
         step = max(1, min(R, MAX_POSITIONS_AT_ONCE // T))
-        total = 0.0
-        for first in range(0, R, step):
-            rows = slice(first, first + step)
-            with engine.autocast():
-                loss, _ = model.training_losses(
-                    batch.input_ids[rows], batch.targets[rows], batch.document_ids[rows], batch.position_ids[rows]
-                )
-            total += float(loss)
+        total = sum(summed_loss(engine, batch, slice(first, first + step)) for first in range(0, R, step))
         return total, batch.n_targets
 
     (total, targets), stop_request = sums_over_batches(engine, len(batches), figures_of, 2, signals)
@@ -116,6 +111,32 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
     if batches.n_bytes is not None:
         values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
     return values, stop_request
+
+
+# What `evaluation_seconds` times: so many rows of a batch, as often, after once to warm up
+TIMED_ROWS = 2
+TIMES = 2
+
+
+@torch.no_grad()
+def evaluation_seconds(engine: Engine, batches: ValidationBatches) -> float:
+    """Seconds of an evaluation on the machine as it is now, by a few of its rows. A collective if the model is sharded."""
+    batch = to_device(batches[0], engine.device)
+    with evaluation_mode(engine):
+        once = partial(summed_loss, engine, batch, slice(TIMED_ROWS))
+        seconds(once, engine.device)
+        of_rows = fmean(seconds(once, engine.device) for _ in range(TIMES))
+    return of_rows * len(batch.input_ids) / TIMED_ROWS * math.ceil(len(batches) / engine.ranks.world_size)
+
+
+def summed_loss(engine: Engine, batch: Batch, rows: slice) -> float:
+    """In nats, over the targets of some rows."""
+    model = cast(MiniMindLM, engine.model)
+    with engine.autocast():
+        loss, _ = model.training_losses(
+            batch.input_ids[rows], batch.targets[rows], batch.document_ids[rows], batch.position_ids[rows]
+        )
+    return float(loss)
 
 
 @contextlib.contextmanager

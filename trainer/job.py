@@ -16,6 +16,7 @@ The Trainer calls a job in this order:
     trained                                    once
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,12 +30,13 @@ from dataset.loader import MakesBatches
 from trainer.batching import Batching
 from trainer.calls import Caller
 from trainer.engine import Engine, Update
+from trainer.forecast import Forecast
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.settings import RunSettings
 
 UNLIMITED = float("inf")
-# Shorter runs take some tens of seconds: no measurement of the machine, no expected loss.
+# Shorter runs take some tens of seconds: no measurement of the machine, no expected loss unless it is planned.
 SHORT_RUN_FLOPS = 1e13
 
 
@@ -93,7 +95,12 @@ class Progress:
 
 
 class Clock(Protocol):
-    """Moves the end of a run that has a time budget. All ranks have one."""
+    """Moves the end of a run that has a time budget. All ranks have one.
+
+    forecast: for its lines; set by the Trainer.
+    """
+
+    forecast: Forecast | None
 
     @property
     def end(self) -> int:
@@ -167,8 +174,6 @@ class Identity:
 
 # (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)
 Evaluate = Callable[[Engine, StopSignals, int], tuple[dict[str, float], int]]
-# (tokens, learning rate) -> expected training loss by then; None: unknown
-Forecast = Callable[[int, float], float | None]
 # (stem of the files, state dict on the CPU): writes weights for other people's code
 SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
 # returns ([(prompt, text)], number of a stop signal received meanwhile or 0)
@@ -208,9 +213,11 @@ class RunOverview:
     flops_per_token: float = 0.0
     flops: float = 0.0  # of this rank in the whole run; 0: nothing is timed
     tokens: float = 0.0  # that the whole run trains
+    # (loss of guessing, entropy of single tokens) in nats, see trainer/reporting/alarm.py
+    guesses: tuple[float, float] = (math.inf, math.inf)
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line besides loss and learning rate
     next_commands: Sequence[tuple[str, str]] = ()  # (purpose, command), at the end of the report
-    forecast: Forecast | None = None  # expected loss, shown beside the actual one; None: unknown
+    forecast: Forecast | None = None  # None: unknown, and on ranks that do not print
 
 
 class Job(ABC):

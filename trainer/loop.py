@@ -12,7 +12,7 @@ reporting/lines.py, and the content of a checkpoint in saving/saver.py.
 import contextlib
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from dataset.batches import UpdateSchedule
 from dataset.loader import Loader
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.engine import LOADER_FAILED, Idle, Outcome, Update
-from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Forecast, Job, JobPlan, Progress, RunContext
+from trainer.forecast import Forecast, end_line, told_end
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, RunContext
 from trainer.machine.command_line import signal_name
 from trainer.machine.compiling import keep_freed_memory
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
 from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
+from trainer.reporting.alarm import Alarm
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.run_folder import check_space
 from trainer.saving.saver import Saver, SaveTimer
@@ -45,6 +47,7 @@ class Trainer:
     # set by `prepare` and `fit`
     loader: Loader
     stopwatch: Stopwatch
+    alarm: Alarm
     # Of the current epoch: its rows, how they are distributed over updates and ranks, and the updates of the run before it
     plan: JobPlan | None = None
     schedule: UpdateSchedule
@@ -71,8 +74,8 @@ class Trainer:
         self.has_frozen = False
         self.progress = Progress()
         self.length = job.length
-        # For the log lines: fields besides loss and rate, the expected loss, and the FLOPs utilisation of one token per second, relative
-        # to the measured peak of all ranks (0: not measured)
+        # For the log lines: fields besides loss and rate, and the FLOPs utilisation of one token per second, relative to the measured
+        # peak of all ranks (0: not measured); for evaluations: what the run is expected to reach
         self.shown: Sequence[str] = ()
         self.forecast: Forecast | None = None
         self.utilisation_per_token = 0.0
@@ -169,6 +172,9 @@ class Trainer:
             self.reporter.say(notice)
         # Do not keep the overview itself: its plan may be large.
         self.shown, self.forecast = overview.shown, overview.forecast
+        self.alarm = Alarm(*overview.guesses, self.warn)
+        if self.length.clock is not None:
+            self.length.clock.forecast = self.forecast
         # Short runs do not wait for a measurement of the machine.
         if overview.flops >= SHORT_RUN_FLOPS:
             best_rate = product_rate(self.device, self.engine.dtype) * self.ranks.world_size
@@ -424,11 +430,9 @@ class Trainer:
         }
         if self.utilisation_per_token:
             values["flops_utilisation"] = tokens_per_second * self.utilisation_per_token
-        expected = self.forecast(progress.tokens, rate) if self.forecast else None
-        if expected is not None:
-            values["expected_loss"] = expected
         head = f"Epoch:[{update.epoch + 1}/{self.length.epochs}]({step}/{n_steps})"
         self.reporter.log(progress, values, lines.log_line(values, head, self.shown))
+        self.alarm.after_log(update.number, values["loss"], progress.is_warm)
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
@@ -466,12 +470,30 @@ class Trainer:
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
                     self.saver.keep_best()
-                text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
-                self.reporter.log(progress, values, f"Validation after update {progress.update}: {text}")
+                self.report_evaluation(values)
             for prompt, text in samples:
                 self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
                 self.reporter.record(progress, {"prompt": prompt, "text": text})
         return 0
+
+    def report_evaluation(self, values: Mapping[str, float]) -> None:
+        """Print and record the figures of an evaluation, beside what the run is expected to reach."""
+        progress = self.progress
+        text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
+        text = f"Validation after update {progress.update}: {text}"
+        if not self.finished:
+            text += told_end(self.forecast, self.length.last_update)
+        expected = self.forecast(self.length.last_update) if self.forecast else None
+        self.reporter.log(progress, {**values, **({"expected": expected._asdict()} if expected else {})}, text)
+        if progress.is_warm:
+            self.alarm.after_evaluation(values["val_loss"])
+        if self.finished and self.forecast:
+            self.reporter.say(end_line(self.forecast, progress.val_loss, progress.update, self.length.max_updates))
+
+    def warn(self, line: str) -> None:
+        """Print and record a line about a run that goes wrong."""
+        self.reporter.say(f"warning: {line}")
+        self.reporter.record(self.progress, {"alarm": line})
 
     def save(self) -> None:
         """Start writing a checkpoint and the weights, in a thread."""

@@ -30,11 +30,12 @@ from typing import NamedTuple
 
 from common.processes import seconds_since_start
 from common.wording import announce, counted
-from dataset.corpus import EVAL_ROWS
 from trainer.budget import laws
-from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME
+from trainer.engine import Engine
+from trainer.evaluation import evaluation_seconds
+from trainer.forecast import Forecast, told_end
+from trainer.machine.measure import slowness
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.parts import Parts
 from trainer.pretrain.settings import seconds_of
 
@@ -44,6 +45,9 @@ CHECKS = 200
 TOLERANCE = 0.01
 # Share of the remaining time in which updates are timed before the first check
 FIRST_CHECK = 0.04
+# and seconds of them, for short runs, whose first updates are slow; at most this share of the remaining time
+FIRST_CHECK_S = 6.0
+MAX_FIRST_CHECK = 0.2
 # Updates that an estimate is based on, as a share of the planned ones, and their minimum
 WINDOW = 0.2
 MIN_TIMED = 6
@@ -60,11 +64,7 @@ TOLD_SHARE = 0.1
 NEW_PACE = 2
 # Updates of the shortest decay; without time for it, only the last of them is trained.
 MIN_DECAY_UPDATES = 3
-# Time of an eager micro-batch relative to a compiled one
-EAGER_SLOWDOWN = EAGER_TIME / COMPILED_TIME
-# Time of an evaluation, an eager forward pass, relative to a compiled training step on as many positions
-EVALUATION_COST = 0.75
-# Seconds after the last evaluation, for files and for a report; seconds of a sample, per layer
+# Seconds after the last evaluation on an idle machine, for files and for a report; seconds of a sample, per layer
 FILES_S = 2.0
 REPORT_S = 2.0
 SAMPLE_S_OF_LAYER = 0.12
@@ -105,9 +105,9 @@ class Clock:
     """Moves the end of a run with a time budget. All ranks have one.
 
     seconds: the budget, of which `spent_before` had passed. planned: the schedule if nothing moves. moved: the one after the
-    last move, else None. seconds_at_end: needed after the last update, for files. evaluation_updates: time of an
-    evaluation in updates; there is one after every `evaluation_every` updates (0: none) and at the end. sample_seconds: for
-    the samples of an evaluation. max_updates: upper bound of the run's updates, however much time is left.
+    last move, else None. seconds_at_end: needed after the last update, for files. evaluation_seconds: time of an evaluation
+    with its samples; there is one after every `evaluation_every` updates (0: none) and at the end. max_updates: upper bound of
+    the run's updates, however much time is left. forecast: for the lines.
     """
 
     seconds: float
@@ -115,11 +115,11 @@ class Clock:
     planned: DecaySchedule
     ranks: Ranks
     seconds_at_end: float = 0.0
-    evaluation_updates: float = 0.0
+    evaluation_seconds: float = 0.0
     evaluation_every: int = 0
-    sample_seconds: float = 0.0
     max_updates: float = math.inf
     moved: DecaySchedule | None = None
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
         self.started = time.monotonic() - self.spent_before
@@ -127,7 +127,9 @@ class Clock:
         # Seconds of updates since the last check, and of one update: about those planned, until enough are timed
         self.unchecked = 0.0
         evaluations = 1 + (self.planned.end - 1) // (self.evaluation_every or math.inf)
-        self.pace = self.seconds / (self.planned.end + evaluations * self.evaluation_updates)
+        self.pace = (self.seconds - evaluations * self.evaluation_seconds) / self.planned.end
+        # The first one that was measured
+        self.first_pace = 0.0
         self.knows_pace = self.has_new_pace = False
         self.told_end = self.planned.end
         # Seconds of the last updates, without evaluations
@@ -190,16 +192,20 @@ class Clock:
             return
         longest = max(PAUSE_TIMES * median(self.update_seconds), PAUSE_SHARE * self.seconds)
         without_pauses = [seconds for seconds in self.update_seconds if seconds <= longest]
-        first_check = FIRST_CHECK * (self.seconds * (1 - TOLERANCE / 2) - self.spent())
+        left = self.seconds * (1 - TOLERANCE / 2) - self.spent()
+        first_check = max(FIRST_CHECK * left, min(FIRST_CHECK_S, MAX_FIRST_CHECK * left))
+        # Before many of few planned updates are done
         is_full = len(self.update_seconds) == self.update_seconds.maxlen
         if self.knows_pace or is_full or sum(without_pauses) >= first_check:
             self.knows_pace = True
             self.pace = fmean(without_pauses)
+            self.first_pace = self.first_pace or self.pace
 
     def _new_schedule(self, update: int) -> DecaySchedule | None:
         """The new schedule after `update` updates; None: no change."""
         self._estimate_pace()
-        evaluation_seconds = self.evaluation_updates * self.pace + self.sample_seconds
+        # A machine that is slower than at the start is so for evaluations too.
+        evaluation_seconds = self.evaluation_seconds * max(self.pace / (self.first_pace or self.pace), 1.0)
         fastest = sorted(self.evaluations)
         # Two pauses may have about one length.
         enough = 3 if fastest and fastest[0] > PAUSE_TIMES * evaluation_seconds else 2
@@ -233,7 +239,7 @@ class Clock:
             self.told_end = end
             announce(
                 f"an update takes {self.pace:.2g} s now, so the run ends after {counted(end, 'update')} "
-                f"({self.planned.end:,} were planned)"
+                f"({self.planned.end:,} were planned){told_end(self.forecast, end)}"
             )
         # At its end the schedule has no rate left to go on with.
         return self.planned.with_end(update, end, (self.moved or self.planned).factor(min(update, self.end - 1)))
@@ -252,8 +258,8 @@ class Clock:
             self.moved = DecaySchedule(int(decay_start), int(end), start_factor)
 
 
-def clock_of(parts: Parts) -> Clock | None:
-    """The clock of a run with a time budget; None: it has none."""
+def clock_of(parts: Parts, engine: Engine) -> Clock | None:
+    """The clock of a run with a time budget; None: it has none. A collective: an evaluation is timed."""
     settings = parts.settings
     if not settings.budget:
         return None
@@ -264,26 +270,17 @@ def clock_of(parts: Parts) -> Clock | None:
     targets = first_plan.row_targets(0, first_plan.n_rows)
     unique = laws.unique_tokens(laws.parts_of(parts.corpus, targets))
     most_rows = laws.max_passes(settings.from_weight) * first_plan.n_rows * unique / targets
-    evaluated_rows = len(parts.validation) * EVAL_ROWS if parts.validation else 0
-    # An evaluation computes the whole head.
-    context, config = mean_context(first_plan), parts.model.config
-    whole_head = flops_per_token(config, context) / flops_per_token(config, context, settings.sampled_softmax)
+    evaluation = evaluation_seconds(engine, parts.validation) if parts.validation else 0.0
+    evaluation += SAMPLE_S_OF_LAYER * parts.model.config.num_hidden_layers * len(parts.prompts)
     interval = int(parts.batching.updates_in(settings.eval_interval))
     return Clock(
         seconds_of(settings.budget),
         seconds_since_start(),
         DecaySchedule(decay_start=updates - round(settings.decay_share * updates), end=updates),
         parts.ranks,
-        seconds_at_end=FILES_S + REPORT_S * settings.report,
-        sample_seconds=SAMPLE_S_OF_LAYER * config.num_hidden_layers * len(parts.prompts),
-        evaluation_updates=evaluation_cost(settings.use_compile != "0") * whole_head * evaluated_rows / update_rows,
+        seconds_at_end=(FILES_S + REPORT_S * settings.report) * slowness(),
+        evaluation_seconds=evaluation,
         # Without validation there are samples only at the end.
-        evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
+        evaluation_every=max(1, interval) if settings.eval_interval and parts.validation else 0,
         max_updates=max(updates, int(most_rows / update_rows)),
     )
-
-
-def evaluation_cost(compiled: bool) -> float:
-    """Time of an evaluation relative to a training step on as many positions. compiled: the training is; the evaluation
-    never is."""
-    return EVALUATION_COST if compiled else EVALUATION_COST / EAGER_SLOWDOWN

@@ -20,11 +20,11 @@ from model.config import ModelConfig, parameter_count
 from model.induction import supports_induction
 from trainer.batching import Batching
 from trainer.budget import laws
-from trainer.budget.clock import EAGER_SLOWDOWN, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_cost
+from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER
 from trainer.budget.compile_times import CompileTimes
 from trainer.budget.difficulty import difficulty_of
 from trainer.evaluation import read_prompts
-from trainer.machine.compiling import PRODUCT_RATE, failure_to_compile
+from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME, PRODUCT_RATE, failure_to_compile
 from trainer.machine.rank import ONE_RANK, Ranks
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
@@ -52,6 +52,10 @@ ENTRY_SECONDS = {"cpu": 6e-9, "cuda": 5e-11, "mps": 5e-10}
 # With `--sampled_softmax` on a CPU only the rows in use do: 192 x 3 with 51,200 entries has the rate of 6,400, in one process. Drawing the
 # ids of a row takes two cores so many seconds for each entry.
 DRAWING_SECONDS = 6e-9
+# Time of an eager micro-batch relative to a compiled one; of an evaluation, which is never compiled, relative to a compiled training
+# step on as many positions
+EAGER_SLOWDOWN = EAGER_TIME / COMPILED_TIME
+EVALUATION_COST = 0.75
 # Updates that a compiled run must make for each of an eager one: compiling may take longer than expected, and gain less.
 MIN_COMPILED_GAIN = 1.35
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
@@ -71,6 +75,8 @@ MAX_HEAD_SHARE = 0.7
 # an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_SHARE = 0.02
 HELD_OUT_TOKENS = 100_000
+# of a budget of time: an evaluation computes the whole head, a few percent of a run on a busy machine
+HELD_OUT_PER_SECOND = 500
 MIN_HELD_OUT = 10
 # A larger share of the tokens is a few long documents, or copies of one.
 MAX_HELD_OUT_SHARE = 0.1
@@ -114,8 +120,13 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
         for line in corpus.notices:
             announce(line)
     is_free = not {"val_path", "val_fraction"} & settings.user_set
-    if is_free and (share := share_to_hold_out(corpus, encoder)):
+    if is_free and (share := share_to_hold_out(corpus, encoder, settings.budget_seconds)):
         corpus = open_corpus(replace(settings, val_fraction=share), encoder, ONE_RANK, kind)
+    return text_of(corpus, encoder.vocab_size, difficulty)
+
+
+def text_of(corpus: Corpus, vocab_size: int, difficulty: float | None = None) -> Text:
+    """The text of a corpus. difficulty: if it is known."""
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
     targets = rows.row_targets(0, rows.n_rows)
@@ -123,7 +134,7 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
     validation = corpus.validation()
     return Text(
         corpus=corpus,
-        vocab_size=encoder.vocab_size,
+        vocab_size=vocab_size,
         rows=rows,
         parts=tuple(part._replace(unique=tokens_per_target * part.unique) for part in laws.parts_of(corpus, targets)),
         context=mean_context(rows),
@@ -132,14 +143,15 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
     )
 
 
-def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder) -> float:
-    """The share of a corpus that a plan holds out for validation; 0: nothing."""
+def share_to_hold_out(corpus: Corpus, encoder: DocumentEncoder, seconds: float | None = None) -> float:
+    """The share of a corpus that a plan holds out for validation; 0: nothing. seconds: a budget of time."""
     n_documents = len(corpus.documents)
     tokens_of_documents = np.diff(corpus.store.offsets)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(tokens_of_documents[corpus.documents].sum())
     is_few = n_documents < MIN_DOCUMENTS
-    fraction = max(min(HELD_OUT_SHARE, HELD_OUT_TOKENS / n_tokens), 0 if is_few else MIN_HELD_OUT / n_documents)
+    most = min(HELD_OUT_TOKENS, HELD_OUT_PER_SECOND * (seconds or math.inf))
+    fraction = max(min(HELD_OUT_SHARE, most / n_tokens), 0 if is_few else MIN_HELD_OUT / n_documents)
     # One digit is enough, and reads well in a command.
     fraction = float(f"{fraction:.1g}")
     whole, divided = corpus.split(encoder, fraction)
@@ -216,6 +228,8 @@ class RunCosts:
     compiled: bool = False
     # {width: measured / estimated seconds of an update}: seconds per FLOP depend on the width more than on the depth
     corrections: dict[int, float] = field(default_factory=dict)
+    # of micro-batches alone, which an evaluation is like
+    evaluation_correction: float = 1.0
     # `compile_key` of the code that a measurement has compiled
     compiled_key: str = ""
     compile_times: CompileTimes = field(default_factory=CompileTimes)
@@ -302,11 +316,13 @@ class RunCosts:
 
     def evaluation_seconds(self, config: ModelConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
-        position_seconds = self.update_seconds(config, rows) / (rows * self.text.rows.T)
+        update_seconds = self.evaluation_correction * self.estimated_seconds(config, rows, self.compiled)
+        position_seconds = update_seconds / (rows * self.text.rows.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.n_prompts
         # An evaluation computes the whole head.
         position_seconds *= flops_per_token(config, self.text.context) / self.token_flops(config)
-        return evaluation_cost(self.compiled) * position_seconds * self.text.evaluated + samples
+        position_seconds *= EVALUATION_COST if self.compiled else EVALUATION_COST / EAGER_SLOWDOWN
+        return position_seconds * self.text.evaluated + samples
 
     def evaluations(self, config: ModelConfig, batching: Batching, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
@@ -337,6 +353,7 @@ class RunCosts:
         if compiled:
             self.compiled_key = self.compile_key(config, batching)
             self.compile_times.remember(self.compiled_key, timed.first - 2 * timed.micro_batch - timed.rest)
-        seconds = timed.micro_batch * batching.micro_batches + timed.rest
-        factor = seconds / self.estimated_seconds(config, batching.rows, compiled)
-        self.corrections[config.hidden_size] = min(factor, MAX_CORRECTION[self.machine.device])
+        micro_batches, most = timed.micro_batch * batching.micro_batches, MAX_CORRECTION[self.machine.device]
+        estimate = self.estimated_seconds(config, batching.rows, compiled)
+        self.corrections[config.hidden_size] = min((micro_batches + timed.rest) / estimate, most)
+        self.evaluation_correction = min(micro_batches / estimate, most)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dataset.corpus import Corpus
 from model.config import ModelConfig, parameter_count
+from trainer.pretrain.settings import PretrainSettings
 
 
 def wiki_loss(parameters: float, tokens: float) -> float:
@@ -153,9 +154,18 @@ def max_passes(from_weight: str) -> float:
     return MAX_PASSES if from_weight == "none" else MAX_PASSES_FROM_WEIGHTS
 
 
-def loss_error(parameters: float, tokens: float) -> float:
-    """Relative error of the expected loss of a run. tokens: unique ones."""
-    return LOSS_ERROR_OF_SMALL if min(parameters, tokens) < SMALL else LOSS_ERROR
+def has_law(settings: PretrainSettings, trains_answers: bool) -> bool:
+    """Returns whether the law covers such a run: fresh dense models on documents, with AdamW or Muon."""
+    is_fresh = settings.from_weight == "none" and not settings.use_moe
+    return is_fresh and settings.optimizer in MEASURED_OPTIMIZERS and not trains_answers
+
+
+def loss_error(parameters: float, tokens: float, unique: float, difficulty: float) -> float | None:
+    """Relative error of the expected loss of a run; None: the law does not cover it. unique: tokens of the text."""
+    fewest = min(tokens, unique)
+    if difficulty < MIN_DIFFICULTY or fewest < MIN_TOKENS or is_repeated_too_often(tokens / unique):
+        return None
+    return LOSS_ERROR_OF_SMALL if min(parameters, fewest) < SMALL else LOSS_ERROR
 
 
 def is_repeated_too_often(passes: float) -> bool:

@@ -25,6 +25,7 @@ from model.config import ModelConfig
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
+from trainer.forecast import Expectation
 from trainer.machine.rank import Ranks
 from trainer.pretrain.settings import (
     BUDGETS,
@@ -182,7 +183,7 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
         loss = f"not known for more than {laws.MAX_PASSES} passes: a model memorises what it reads so often"
     if error is not None:
         bits_per_byte = plan.loss / math.log(2) / costs.text.corpus.bytes_per_target()
-        loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
+        loss = f"{Expectation(plan.tokens, plan.loss, error)}, {bits_per_byte:.3f} bits per byte"
     left = plan.other_seconds + plan.seconds
     total_seconds = seconds_since_start() + left
     rows = {
@@ -228,16 +229,9 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
 
 def loss_error(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error of the expected loss; None: no forecast."""
-    trains_answers = costs.text.corpus.target_filter is not None
-    is_unlike_the_law = chosen.from_weight != "none" or chosen.use_moe or trains_answers
-    is_unlike_the_law |= chosen.optimizer not in laws.MEASURED_OPTIMIZERS
-    is_unlike_the_law |= costs.text.difficulty < laws.MIN_DIFFICULTY
-    # unique tokens
-    tokens = min(plan.tokens, costs.text.unique)
-    is_unlike_the_law |= tokens < laws.MIN_TOKENS
-    if is_unlike_the_law or laws.is_repeated_too_often(plan.passes):
+    if not laws.has_law(chosen, trains_answers=costs.text.corpus.target_filter is not None):
         return None
-    return laws.loss_error(plan.parameters, tokens)
+    return laws.loss_error(plan.parameters, plan.tokens, plan.tokens / plan.passes, costs.text.difficulty)
 
 
 def explicit_command(settings: PretrainSettings, names: Collection[str]) -> str:

@@ -71,6 +71,13 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def slowness() -> float:
+    """How many times as long a program takes as on an idle machine, by what this thread gets of a core for a tenth of a second."""
+    began, of_thread = time.perf_counter(), time.thread_time()
+    sum(range(5_000_000))
+    return max((time.perf_counter() - began) / (time.thread_time() - of_thread), 1.0)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished its queued work."""
     if device.type == "cuda":

@@ -16,7 +16,8 @@ from model.weight_record import ROW_LENGTH_FIELD
 from trainer.cuda_graphs import may_record
 from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import Sampler, evaluate
-from trainer.job import UNLIMITED, Evaluation, Forecast, Identity, Job, Length, Progress, RunFiles, RunOverview
+from trainer.forecast import Forecast
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Progress, RunFiles, RunOverview
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import seed_everything
@@ -41,7 +42,7 @@ class PretrainJob(Job):
 
     # Documents or conversations, and where they are stored (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
-    # (plan of epoch 0, overview) -> (lines for the user, the expected loss), set by the command
+    # (plan of epoch 0, overview) -> (lines for the user, the forecast), set by the command
     advise: Callable[[RowPlan, RunOverview], tuple[list[str], Forecast | None]] | None = None
 
     def __init__(self, parts: Parts) -> None:

@@ -14,13 +14,14 @@ from dataset.arrays import Ints
 from dataset.corpus import Corpus
 from dataset.packing import RowPlan
 from dataset.store.token_store import Documents
-from model.config import parameter_count, record_of
+from model.config import IGNORE, parameter_count, record_of
 from model.weight_record import tokenizer_beside
 from trainer.advice import common_warnings, warnings_of
 from trainer.job import RunOverview
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.parts import Parts
+from trainer.pretrain.sampled_head import rows_targets
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
 
@@ -82,10 +83,18 @@ def pretraining_overview(parts: Parts, first_plan: RowPlan, epoch: int, epochs: 
         flops_per_token=token_flops,
         flops=flops,
         tokens=n_rows * first_plan.T * first_plan.fill,
+        guesses=(math.log(config.vocab_size), entropy_of(rows_targets(corpus))),
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
-        shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
+        shown=("aux_loss", "grad_norm") if config.use_moe else ("grad_norm",),
         next_commands=next_commands(settings, parts.stem, answers),
     )
+
+
+def entropy_of(targets: Ints) -> float:
+    """Nats per token of a model that knows only how frequent each token is."""
+    counts = np.bincount(targets[targets != IGNORE])
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return -float((shares * np.log(shares)).sum())
 
 
 def warnings_on_settings(

@@ -4,6 +4,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.records import CHARTS, LOSS, Chart, RunRecords, downsample, quality, risen_validation, smooth
+from trainer.reporting.records import CHARTS, LOSS, Chart, RunRecords, downsample, notes, quality, smooth
 
 # evaluations before the last one whose samples are shown
 N_EARLIER = 20
@@ -25,7 +26,6 @@ INK, GRID = "#222222", "#dddddd"
 STYLES: dict[str, dict[str, Any]] = {
     # Evaluations are few points, far from each other.
     "val_loss": {"linestyle": "--", "marker": "o", "markersize": 3},
-    "expected_loss": {"linestyle": ":"},
 }
 
 
@@ -54,7 +54,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
         summary=summary,
         quality=quality,
         largest=max((bits for run in runs for _, bits in quality(run)), default=1.0),
-        risen_validation=risen_validation,
+        notes=notes,
         samples=samples,
     )
     with atomic_file(page) as file:
@@ -82,7 +82,7 @@ def draw(
     # Not pyplot, which keeps every figure until it is closed and looks for a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    lines = []
+    lines: list[Any] = []
     for tokens in marks:
         axes.axvline(tokens, color=INK, linewidth=0.8, linestyle=":", alpha=0.6)
     several_runs = len(curves) > 1
@@ -101,6 +101,11 @@ def draw(
             # A line through one point would not show.
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
+    for run, colour in zip(runs, cycle(COLOURS) if several_runs else [INK], strict=False):
+        if chart is LOSS and (end := run.expected_end):
+            point = axes.errorbar(end.tokens, end.loss, end.loss * end.error, color=colour, fmt="D", capsize=3)
+            point.set_label("expected end")
+            lines.append(point)
     lowest, highest = axes.dataLim.intervaly
     if chart.logarithmic and 0 < 3 * lowest < highest:
         axes.set_yscale("log")

@@ -17,7 +17,7 @@ from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter
 
 # {field of the metrics: its name in a log line, if another}
-LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
+LOG_NAMES = {"updates_per_second": "updates/s"}
 
 
 def describe(job: Job, overview: RunOverview, run_context: RunContext, updates: int) -> tuple[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import UserError, user_errors
 from common.files import check_regular_file
+from trainer.forecast import Expectation
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
@@ -23,7 +24,7 @@ ANSWERS = "answers"
 
 
 # {field: its name in a legend}; default: the part of the field behind the last "/"
-LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
+LABELS = {"loss": "training", "val_loss": "validation"}
 # Fields whose long curves are drawn faintly, behind their means. In other fields the last value matters.
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 # Buckets of a thinned curve, of two points each
@@ -42,7 +43,7 @@ class Chart(NamedTuple):
         return [name for pattern in self.fields for name in known if fnmatchcase(name, pattern)]
 
 
-LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)
+LOSS = Chart("Loss", ("loss", "val_loss"), logarithmic=True)
 # Scores of a model at its task, with a suffix for each further file; the table of figures has them too
 METRICS = Chart(
     "Metrics on the development data", ("accuracy*", "f1*", "macro_f1*", "matthews*", "pearson*", "spearman*")
@@ -130,7 +131,7 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 class RunRecords:
     """Content of a metrics file, as far as it was read.
 
-    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
+    starts: list of dicts. alarms: lines of alarm.py. expected_end: what the last evaluation told. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
     of the run; None before it. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
     """
 
@@ -141,6 +142,8 @@ class RunRecords:
         self.position = 0
         self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
+        self.alarms: list[str] = []
+        self.expected_end: Expectation | None = None
         self.trained: list[dict[str, Any]] | None = None
         self.columns: dict[str, tuple[array, array]] = {}
 
@@ -191,7 +194,12 @@ class RunRecords:
             self.samples.append((int(record["update"]), prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
+        elif "alarm" in record:
+            self.alarms.append(str(record["alarm"]))
         else:
+            if "val_loss" in record:
+                told = record.get("expected")
+                self.expected_end = Expectation(*(float(told[name]) for name in Expectation._fields)) if told else None
             for field, value in flat_numbers(record).items():
                 number = float(value)
                 # In a file of others also NaN, which no chart can show, or what overflows in a mean
@@ -243,15 +251,19 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if bits is None:
         return []
     bars = [("this model", bits)]
-    expected, loss = run.last("expected_loss"), run.last("val_loss")
-    # After many passes over its text a run no longer has an expected loss.
-    is_known = expected is not None and run.columns["expected_loss"][0][-1] == run.columns["loss"][0][-1]
-    if is_known and expected and loss:
+    expected, loss = run.expected_end, run.last("val_loss")
+    if expected and loss:
         # From nats per token to bits per byte, by the evaluation's ratio
-        bars.append(("expected", expected * bits / loss))
+        bars.append(("expected", expected.loss * bits / loss))
     if isinstance(of_gzip := run.start_record("data").get("gzip"), float | int) and of_gzip > 0:
         bars.append(("gzip", of_gzip))
     return bars
+
+
+def notes(run: RunRecords) -> list[str]:
+    """Sentences about what went wrong in a run."""
+    risen = risen_validation(run)
+    return [*run.alarms, *([risen] if risen else [])]
 
 
 def risen_validation(run: RunRecords) -> str | None:

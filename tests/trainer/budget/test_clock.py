@@ -1,9 +1,12 @@
 """The clock of a run with a budget. Reference: a simulated machine whose speed is known at each moment."""
 
+import random
+
 import pytest
 
 from trainer.budget import clock as module
 from trainer.budget.clock import TOLERANCE, Clock, DecaySchedule
+from trainer.forecast import Expectation
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
 
@@ -33,7 +36,8 @@ def run(machine, budget, planned, seconds_of_update, evaluation=0.0, every=0, pa
     evaluation: its time, in updates. pauses: {(what, its number): seconds}."""
 
     def fresh_clock(spent):
-        return Clock(budget, spent, planned, Ranks(), evaluation_updates=evaluation, evaluation_every=every, **options)
+        seconds = evaluation * seconds_of_update(0.0)
+        return Clock(budget, spent, planned, Ranks(), evaluation_seconds=seconds, evaluation_every=every, **options)
 
     def work(updates, *event):
         nonlocal after_pause
@@ -156,9 +160,41 @@ def test_slow_updates_in_a_row_are_the_pace(machine, when, slower, lasts):
 
 def test_a_slow_beginning_leaves_no_low_rate(machine, capsys):
     """Ten times slower for a third of the time. The end moves near and back, and a line says each."""
-    _, factors, _ = run(machine, 1000.0, DecaySchedule(350, 1000), lambda passed: 10.0 if passed < 900 else 0.1)
+
+    def forecast(updates):
+        return Expectation(0.0, updates, 0.1) if updates > 300 else None
+
+    pace = lambda passed: 10.0 if passed < 900 else 0.1  # noqa: E731
+    _, factors, _ = run(machine, 1000.0, DecaySchedule(350, 1000), pace, forecast=forecast)
     assert max(factors[-900:]) == 1.0
-    assert f"so the run ends after {len(factors):,} updates (1,000 were planned)" in capsys.readouterr().out
+    n, printed = len(factors), capsys.readouterr().out
+    of_end = f"{n:.3f} ({0.9 * n:.2f} to {1.1 * n:.2f})"
+    assert f"so the run ends after {n:,} updates (1,000 were planned); the end is expected at {of_end}" in printed
+    assert "; the end is expected at a loss that is not known for such a run" in printed
+
+
+@pytest.mark.parametrize("load", [0, 2, 8])
+@pytest.mark.parametrize("budget", [30.0, 60.0, 90.0, 180.0])
+@pytest.mark.parametrize("planned", [0.3, 1.0, 3.0])
+def test_a_short_plan_on_a_busy_machine_makes_what_its_time_allows(machine, budget, load, planned):
+    """Its first updates are slow, and that makes evaluations no slower. Reference: the same updates, one after the other."""
+
+    def pace(passed):
+        waits = load * random.Random(f"{passed:.2f}").expovariate(2)
+        return 0.02 * (1 + waits) * (4 if passed < 3 else 1)
+
+    evaluation, passed, possible = 2.0, 0.0, 0
+    while passed + pace(passed) <= budget - evaluation:
+        passed, possible = passed + pace(passed), possible + 1
+    end = int(possible * planned)
+    clock = Clock(budget, 0.0, DecaySchedule(int(0.35 * end), end), Ranks(), evaluation_seconds=evaluation)
+    began, done = machine.now, 0
+    while done < clock.end:
+        machine.now += pace(machine.now - began)
+        done += 1
+        clock.after_update(done)
+    late = machine.now - began + evaluation - budget
+    assert done >= 0.9 * possible and abs(late) <= max(2.0, 0.02 * budget)
 
 
 def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():

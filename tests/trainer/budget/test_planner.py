@@ -254,11 +254,12 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     began = time.monotonic()
     for module in (planner, clock, costs):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
+    monkeypatch.setattr(clock, "slowness", lambda: 1.5)
     run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
     took = time.monotonic() - began + 12
     # The files of so small a run are written at once, and the reserve for them is left over.
     assert 14 < took < 21
-    assert run.job.length.clock.seconds_at_end == 2 + 2 * run.settings.report
+    assert run.job.length.clock.seconds_at_end == 1.5 * (2 + 2 * run.settings.report)
     assert run.progress.update == run.job.length.clock.end
 
 

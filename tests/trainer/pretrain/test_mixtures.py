@@ -49,7 +49,7 @@ class Moves(Clock):
 
 @contextlib.contextmanager
 def clock(courses):
-    with mock.patch.object(command, "clock_of", lambda parts: Moves(courses, parts.settings.max_updates)):
+    with mock.patch.object(command, "clock_of", lambda parts, *_: Moves(courses, parts.settings.max_updates)):
         yield
 
 

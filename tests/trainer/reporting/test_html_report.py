@@ -17,8 +17,8 @@ from common.errors import UserError
 from common.start import ROOT, next_command
 from scripts import report
 from tests.helpers import records, train, write_records
-from trainer.reporting.html_report import write_report
-from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample, quality
+from trainer.reporting.html_report import draw, write_report
+from trainer.reporting.records import LOSS, MOST_LINE_BYTES, RunRecords, downsample, quality
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
@@ -164,7 +164,11 @@ def test_the_model_stands_beside_what_was_expected_and_gzip(tmp_path):
     path = metrics_file(tmp_path / "a.metrics.jsonl", start=start)
     assert "continue after a stop" in page_of(path) and "dotted" not in page_of(path)
     trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 2.5}
-    add(path, {"step": 49, "update": 49, "tokens": 4900, "expected_loss": 1.5})
+    told = {"expected": {"tokens": 5100, "loss": 1.5, "error": 0.1}}
+    add(path, {"step": 49, "update": 49, "tokens": 4900, "val_loss": 1.25, **told})
+    assert "expected end" in page_of(path)
+    range_of = draw([RunRecords.read(path)], ["a"], LOSS).axes[0].containers[0]
+    assert range_of[2][0].get_segments()[0] == pytest.approx(np.array([[5100, 1.35], [5100, 1.65]]))
     add(path, {"step": 50, "update": 50, "tokens": 5000, "trained": [trained]})
     # A loss of 1.25 nats a token was 0.75 bits a byte, so 1.5 nats are 0.9.
     expected = [("this model", 0.75), ("expected", pytest.approx(0.9)), ("gzip", 3.0)]
