@@ -61,9 +61,6 @@ SECONDS_TO_VERIFY = 3600.0
 VERIFY_EVERY = 100
 # Share of the budget after which no further width is timed
 TIMING_SHARE = 0.03
-# Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
-# 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
-WORTH_FLOAT32 = 1.25
 # Longer rows are taken below this ratio of expected losses. Half of the gain is only that validation has longer rows too: with
 # sliding windows for both, 1.8 % become 0.9 %.
 WORTH_LONG_ROWS = 0.99
@@ -184,8 +181,7 @@ def refuse_contradictions(settings: PretrainSettings) -> None:
 def measure_machine(
     settings: PretrainSettings, run_context: RunContext, memory: float | None
 ) -> tuple[PretrainSettings, Machine]:
-    """Chooses what the user leaves open and no size decides: Muon; float32, if this CPU is slower in bfloat16; in a long run on a CPU
-    --verify_every."""
+    """Chooses what the user leaves open and no size decides: Muon; in a long run on a CPU --verify_every."""
     ranks, device = run_context.ranks, run_context.device
     seconds = settings.budget_seconds or 0.0
     chosen: dict[str, Any] = {"optimizer": "muon"}
@@ -195,14 +191,6 @@ def measure_machine(
     # AMX multiplies faster than this, but the rest of an update takes as long as without it.
     limit = PRODUCT_RATE["cpu"] * torch.get_num_threads() if device.type == "cpu" else math.inf
     rate = min(product_rate(device, dtype), limit)
-    # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
-    if seconds and "dtype" not in settings.user_set and device.type == "cpu" and dtype is torch.bfloat16:
-        in_float32 = min(product_rate(device, torch.float32), limit)
-        if in_float32 >= WORTH_FLOAT32 * rate:
-            gain = in_float32 / rate
-            line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan uses --dtype float32"
-            announce(f"planning: {line}")
-            chosen["dtype"], dtype, rate = "float32", torch.float32, in_float32
     chosen = {name: value for name, value in chosen.items() if name not in settings.fixed}
     machine = Machine(rate * ranks.world_size, memory, device.type, dtype, ranks)
     return dataclasses.replace(settings, **chosen), machine

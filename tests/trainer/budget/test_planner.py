@@ -18,7 +18,6 @@ from trainer.batching import Batching
 from trainer.budget import clock, costs, laws, planner
 from trainer.budget.timing import Timing
 from trainer.job import RunContext
-from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
@@ -283,33 +282,6 @@ def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch
     width, rows = (int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "batch_size"))
     assert [compiled for compiled, *_ in timed].count(True) == (failure is None)
     assert timed[0][0] is False and timed[-1][1] == width and (failure or timed[-1] == (True, width, rows))
-
-
-@pytest.mark.slow
-def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_path, monkeypatch, capfd):
-    """What the user says stays. A resume keeps it, also on a machine that would choose otherwise."""
-
-    def multiplies(float32, bfloat16):
-        rates = {torch.float32: float32, torch.bfloat16: bfloat16}
-        monkeypatch.setattr(planner, "product_rate", lambda device, dtype: rates[dtype])
-
-    monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
-    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "dtype": None, "budget": "90s"}
-    # 1.1 times as fast is no reason.
-    for said, float32, chosen in (("bfloat16", 1.9e11, "bfloat16"), (None, 1.1e11, None)):
-        multiplies(float32, 1e11)
-        assert train_pretrain.main(flags(**{**options, "dtype": said}, dry_run=1)) == 0
-        command = repeated_command(capfd.readouterr().out)
-        assert (command[command.index("--dtype") + 1] if "--dtype" in command else None) == chosen
-    multiplies(1.9e11, 1e11)
-    # The text is small: the run ends after eight passes.
-    assert train_pretrain.main(flags(**options)) == 0
-    line = "this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan uses --dtype"
-    assert line in capfd.readouterr().out
-    multiplies(1e11, 4e11)
-    assert train_pretrain.main(flags(**options, from_resume=1)) == 0
-    assert "planning:" not in capfd.readouterr().out
-    assert "dtype: float32\n" in (tmp_path / "pretrain_16.settings.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -60,6 +60,24 @@ def test_pytorch_2_10_is_asked_for_bfloat16_by_its_own_names(monkeypatch, has_it
     assert devices.cpu_has_bfloat16() is has_it
 
 
+@pytest.mark.parametrize(
+    ("cpu_name", "features", "has_it"),
+    [
+        ("Intel Xeon", "avx512_bf16 avx512_fp16 amx_bf16 amx_tile", True),
+        # A virtual machine that hides AMX; Cooper Lake; Zen 5; an ARM core; AVX2 alone
+        ("Intel Xeon", "avx512_bf16 avx512_fp16", False),
+        ("Intel Xeon", "avx512_bf16", True),
+        ("AMD EPYC", "avx512_bf16 avx512_fp16", True),
+        ("Neoverse V2", "bf16 sve_bf16", True),
+        ("Intel Core", "avx2", False),
+    ],
+)
+def test_bfloat16_counts_only_where_its_products_are_faster(monkeypatch, cpu_name, features, has_it):
+    capabilities = {"cpu_name": cpu_name, **dict.fromkeys(features.split(), True)}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert devices.cpu_has_bfloat16() is has_it
+
+
 def test_under_nohup_a_terminal_that_closes_does_not_stop_the_run():
     """nohup starts a command with SIGHUP ignored. SIGINT, which a script's shell ignores for all in its background, stops the run."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
