@@ -132,7 +132,7 @@ def per_step(step: Callable[[], object], device: torch.device, turn_s: float) ->
 
 
 def against_plain_loop(device: torch.device) -> Iterator[Result]:
-    """benchmarks/bench.py with the 26 M model, on the text of corpora.py: sides take turns in one run."""
+    """benchmarks/bench.py with the 26 M model, on the texts of training.py: sides take turns in one run."""
     flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
     if device.type != "cuda":
         flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]

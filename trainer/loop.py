@@ -191,7 +191,7 @@ class Trainer:
         """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
 
         Errors: LoaderError if the loader failed; the updates before are saved. PrintedByAnotherRank if that happened on
-        another rank, which reports it. DataError for damaged data.
+        another rank, which reports it.
         """
         stop_request = 0
         self.save_timer.restart()
@@ -208,7 +208,6 @@ class Trainer:
         except LoaderError:
             stop_request = LOADER_FAILED
             if self.progress.update:
-                # Damaged data may have made the loader fail: `save` checks that first.
                 self.save()
         except RuntimeError:
             # Ctrl-C also ends the compiler processes of the first update. (Several ranks would wait for each other below.)
@@ -246,6 +245,7 @@ class Trainer:
             self.plan = plan = self.job.plan(progress.epoch)
             self.schedule = schedule = self.batching.schedule(plan.n_rows, progress.row)
         self.updates_before = progress.update - schedule.first_update
+        # From here on a stop signal waits for the end of the update.
         self.signals.arm()
         updates = self.loader.updates(plan.recipe, schedule)
         # A later failure is reported with an update. A rank without a first batch cannot take part in one, so the ranks ask each other.
@@ -272,6 +272,7 @@ class Trainer:
             rate = self.job.learning_rate(update, progress)
             if not self.updates_here:
                 self.tell_raised_rate(rate)
+            # Engine.train, within the checks of --verify_every; ends after the optimiser's step
             for step, _ in enumerate(self.verifier.train(batches, totals, rate, self.requests), start=first_step):
                 progress.step += 1
                 if step < update.last_step:

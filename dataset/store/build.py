@@ -86,15 +86,15 @@ def open_or_build(
 ) -> TokenStore:
     """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
 
-    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `reading.cache_dir`;
-    for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
+    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `reading.cache_dir`.
+    Of processes that start together one builds and the others wait.
     num_procs: default up to all cores.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
     that cannot be written; UserError for a file that cannot be read.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    # Walked and fetched once
+    # Folders are walked once.
     choices = [choose_files(path, reading.text_suffixes) for path in paths]
     files = [file for chosen, _ in choices for file in chosen]
     text_field, skip_bad_lines, split_text = reading.text_field, reading.skip_bad_lines, reading.split_text

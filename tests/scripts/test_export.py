@@ -246,7 +246,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         export_hf.main(["--weight", odd, "--out_dir", str(tmp_path / "odd")])
 
 
-# README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
+# tests/test_commands.py compares the commands of both READMEs, and parses those of all documents.
 @pytest.mark.parametrize("document", ["README.md", pytest.param("docs/scripts.md", marks=pytest.mark.slow)])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""

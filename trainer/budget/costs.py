@@ -216,7 +216,7 @@ class Timed(NamedTuple):
 class RunCosts:
     """Costs of runs with these settings on this text and machine, and their budget.
 
-    settings: what the user leaves open has the planned value where one is known before the size: optimizer, dtype, tokenizer_path.
+    settings: what the user leaves open has the planned value where one is known before the size: optimizer, tokenizer_path.
     """
 
     settings: PretrainSettings

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import UserError
 from common.flags import as_text
 from common.processes import seconds_since_start
-from common.settings import field_default, flags_of, read_plain
+from common.settings import flags_of, read_plain
 from common.start import script_path, shell_line
 from common.wording import announce, counted
 from dataset.corpus import MIN_DOCUMENTS
@@ -107,9 +107,6 @@ def chosen_settings(plan: BudgetPlan, costs: RunCosts) -> dict[str, Any]:
         chosen["tokenizer_path"] = settings.tokenizer_path
     if "lr_schedule" not in costs.fixed or settings.lr_schedule == "wsd":
         chosen["decay_share"] = laws.DECAY_SHARE
-    # Only if the planner has changed it: a default need not be named.
-    if settings.dtype != field_default(PretrainSettings, "dtype"):
-        chosen["dtype"] = settings.dtype
     if settings.verify_every:
         chosen["verify_every"] = settings.verify_every
     if costs.machine.device != "cuda" and "save_minutes" not in costs.fixed:

@@ -3,7 +3,7 @@
 plan_run               the settings of the run, on all ranks
   tokenizers_of_text   trained on the text (vocabulary.py)
   plan_on_main         on rank 0 alone:
-    measure_machine    the faster precision, and its FLOP/s
+    measure_machine    FLOP/s of products; what no size decides, such as the optimiser
     best_entries       the best size of tokenizer (vocabulary.py)
     count_text         the amount of text, and its difficulty (costs.py, difficulty.py)
     RunCosts           the costs of each size, estimated and measured (costs.py)

@@ -40,8 +40,7 @@ DOCUMENTS = TextKind(
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
-    """The Corpus of the settings. On several ranks call it through `first_rank_first`: one may have to tokenise or fetch what another
-    finds cached.
+    """The Corpus of the settings. On several ranks call it through `first_rank_first`: one may have to tokenise what another finds cached.
 
     Errors: DataError for text that the tokenizer does not know; UserError.
     """

@@ -165,7 +165,7 @@ class PretrainJob(Job):
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
-        # Counted to the end of the update: the first one would otherwise have a rate of 0.
+        # Counted to the end of the update: the first one would otherwise have a rate of 0. flag_rows: a micro-batch as flags count it.
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(settings.warmup_iters * self.batching.flag_rows, 1)
         # The clock of a --budget, once it has moved the end of the run
