@@ -55,6 +55,7 @@ def launch(
     has_group = dist.is_initialized()
 
     with StopSignals(caller.stop if caller else None) as signals, contextlib.ExitStack() as at_end:
+        # Torch's switches are the caller's again at the end.
         at_end.enter_context(own_switches())
         # Before the first operation. By default PyTorch starts a thread per core in each process, even if a container allows fewer.
         torch.set_num_threads(available_threads())

@@ -3,10 +3,10 @@
     python trainer/tour.py                                         # a minute or two on two CPU cores, on Python's own documentation
     python trainer/tour.py --data_path my.jsonl --max_updates 0    # one JSON object {"text": "..."} per line
 
-This file, model/plain.py, `chunked_cross_entropy` in model/loss.py and `naive_rows` in dataset/packing.py are the whole of it, and
-tests prove that the fast code computes the same bits: trainer/train_pretrain.py with the same flags and --dtype float32 --use_compile 0 --cpu_processes 1 has the same
-losses and weights (but there --max_updates limits the whole run, here each epoch). It adds what long runs need: other formats,
-experts, several processes, half precision, compiled code, checkpoints, validation, a time budget.
+This file, model/plain.py, `chunked_cross_entropy` in model/loss.py and `naive_rows` in dataset/packing.py are the whole of it.
+Tests prove that the fast code computes the same bits: trainer/train_pretrain.py with these flags and --dtype float32 --use_compile 0
+--cpu_processes 1 has the same losses and weights (but there --max_updates limits the whole run, here each epoch). It adds what long
+runs need: other formats, experts, several processes, half precision, compiled code, checkpoints, validation, a time budget.
 """
 
 import argparse

@@ -131,8 +131,9 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 class RunRecords:
     """Content of a metrics file, as far as it was read.
 
-    starts: list of dicts. alarms: lines of alarm.py. expected_end: what the last evaluation told. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
-    of the run; None before it. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
+    starts: list of dicts. alarms: lines of alarm.py. expected_end: what the last evaluation told. samples: [(update, prompt,
+    continuation)]. trained: tokens and passes of each source, recorded at the end of the run; None before it. columns: {field: (tokens,
+    values)}, as arrays: Python numbers take four times the memory.
     """
 
     def __init__(self, path: Path) -> None:
