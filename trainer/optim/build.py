@@ -91,18 +91,20 @@ class AdamW(BareOptimizer, torch.optim.AdamW):
         if not state:
             # The momentum stays 0, for a resume that updates all rows.
             state.update({name: torch.zeros_like(parameter) for name in MOMENTS}, step=torch.zeros(()))
-        # The step that the second moment of each row is of
-        state.setdefault("row_step", state["step"].repeat(len(parameter)))
+        # Steps by which the second moment of each row has yet to decay: 0 also after a resume from dense gradients
+        waits, before = state.setdefault("waits", torch.zeros(len(parameter))), state["step"].clone()
         ids, beta2 = gradient.indices()[0], group["betas"][1]
         rows = parameter.index_select(0, ids)
         squares = state["exp_avg_sq"].index_select(0, ids)
-        squares *= (beta2 ** (state["step"] - state["row_step"][ids])).unsqueeze(1)
+        squares *= (beta2 ** waits[ids]).unsqueeze(1)
         options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")}
         options.update(beta1=0.0, beta2=beta2, found_inf=getattr(self, "found_inf", None))
         adamw([rows], [gradient.values()], [torch.zeros_like(rows)], [squares], [], [state["step"]], **options)
         parameter.index_copy_(0, ids, rows)
         state["exp_avg_sq"].index_copy_(0, ids, squares)
-        state["row_step"][ids] = state["step"]
+        # No step if the update is not applied
+        waits += state["step"] - before
+        waits[ids] = 0
 
 
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> AdamW:

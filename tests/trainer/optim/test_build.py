@@ -100,3 +100,21 @@ def test_rows_without_a_gradient_cost_nothing(decay):
         whole.data[unused] = before[unused]
     torch.testing.assert_close(table, whole)
     assert ours.state[table]["step"] == 5
+
+
+@pytest.mark.parametrize("kinds", ["sssss", "ddsss", "sdddds", "dsdss"])
+def test_second_moments_are_those_of_dense_gradients(kinds):
+    """d: an update with a dense gradient, as after a resume without a sample. Reference: torch's AdamW."""
+    generator = torch.Generator().manual_seed(0)
+    table, whole = (nn.Parameter(torch.zeros(4, 2)) for _ in range(2))
+    ours, theirs = AdamW([table], fused=True), torch.optim.AdamW([whole])
+    for number, kind in enumerate(kinds):
+        # All rows are used before the last update with dense gradients, and at the end.
+        used = [0, 1] if kind == "s" and "s" in kinds[number + 1 :] and "d" not in kinds[number:] else [0, 1, 2, 3]
+        whole.grad = torch.zeros(4, 2).index_copy_(
+            0, torch.tensor(used), torch.randn(len(used), 2, generator=generator)
+        )
+        table.grad = whole.grad.to_sparse(1) if kind == "s" else whole.grad.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(ours.state[table]["exp_avg_sq"], theirs.state[whole]["exp_avg_sq"])

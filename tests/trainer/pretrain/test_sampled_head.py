@@ -95,6 +95,18 @@ def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
     assert torch.equal(embedding[unused], short.engine.model.lm_head.weight[unused])
 
 
+def test_a_run_of_all_ids_continues_with_a_sample_and_is_verified(tmp_path, capsys):
+    """--verify_every computes each update twice: the second time from the same moments. Reference: the run without it."""
+    run = {**SAMPLED, "data_path": str(write_corpus(tmp_path / "text.jsonl")), "cache_dir": str(tmp_path)}
+    found = []
+    for every in (0, 1):
+        with stopped_after(3), pytest.raises(AssertionError):
+            train(**{**run, "sampled_softmax": 0}, out_dir=str(tmp_path / f"{every}"))
+        found.append(train(**run, out_dir=str(tmp_path / f"{every}"), from_resume=1, verify_every=every))
+    assert_same_weights(*found)
+    assert "gave other bits" not in capsys.readouterr().out
+
+
 def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
     data = str(write_corpus(tmp_path / "text.jsonl"))
     run = {"data_path": data, "cache_dir": str(tmp_path), "out_dir": str(tmp_path / "out"), "max_updates": 2}
