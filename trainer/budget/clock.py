@@ -127,7 +127,9 @@ class Clock:
         # Seconds of updates since the last check, and of one update: about those planned, until enough are timed
         self.unchecked = 0.0
         evaluations = 1 + (self.planned.end - 1) // (self.evaluation_every or math.inf)
-        self.pace = (self.seconds - evaluations * self.evaluation_seconds) / self.planned.end
+        # On a busy machine the evaluations alone may take longer.
+        for_updates = max(self.seconds - evaluations * self.evaluation_seconds, TOLERANCE * self.seconds)
+        self.pace = for_updates / self.planned.end
         # The first one that was measured
         self.first_pace = 0.0
         self.knows_pace = self.has_new_pace = False
@@ -237,8 +239,9 @@ class Clock:
             return None
         if abs(end - self.told_end) > TOLD_SHARE * self.told_end:
             self.told_end = end
+            why = f"an update takes {self.pace:.2g} s now" if self.knows_pace else "there is no time for more"
             announce(
-                f"an update takes {self.pace:.2g} s now, so the run ends after {counted(end, 'update')} "
+                f"{why}, so the run ends after {counted(end, 'update')} "
                 f"({self.planned.end:,} were planned){told_end(self.forecast, end)}"
             )
         # At its end the schedule has no rate left to go on with.

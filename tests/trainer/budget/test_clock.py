@@ -104,9 +104,12 @@ def test_the_end_moves_where_the_machine_is_not_as_planned(machine, when, slower
     assert len(factors) != 990 and factors[-1] < 0.05
 
 
-def test_too_little_time_ends_soon(machine):
-    _, factors, _ = run(machine, 100.0, DecaySchedule(100, 300), lambda _: 1.0, pauses={("start", 0): 120.0})
+@pytest.mark.parametrize("lost", [{"pauses": {("start", 0): 120.0}}, {"evaluation": 150.0}])
+def test_too_little_time_ends_soon(machine, capsys, lost):
+    """Before the start, or because an evaluation takes longer than the budget: no pace is told, since none was measured."""
+    _, factors, _ = run(machine, 100.0, DecaySchedule(100, 300), lambda _: 1.0, **lost)
     assert len(factors) < 30 and factors[-1] <= 0.5
+    assert capsys.readouterr().out.startswith("there is no time for more, so the run ends after ")
 
 
 def most_that_fit(budget, update, evaluation, every, lost):
