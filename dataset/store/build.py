@@ -116,29 +116,24 @@ def open_or_build(
     if store is None:
         dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
         folder = first_writable(folders)
-        try:
-            with locked_build_folder(folder, source, progress) as temporary:
-                # Another process may have built it while this one waited.
-                store = open_store(folder / name, report=True)
-                if store is None:
-                    # Before hours of tokenising
-                    document_end = split_text or encoder.document_end
-                    texts = list(plain_texts(files, text_field, skip_bad_lines, document_end, SAMPLE))
-                    losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
-                    if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
-                        encoder.use_fastokens(texts)
-                    with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
-                        writer = StoreWriter(temporary, open_files)
-                        _tokenise(writer, source, files, stats, encoder, reading, num_procs, progress)
-                        notes = [f"{source}: {note}" for note in report_of(writer.notes)]
-                        notes += losses if encoder.should_keep_text else []
-                        writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
-                    sync_folder(folder)
-                    store = TokenStore(folder / name)
-        except OSError as error:
-            raise DataError(
-                f"{error.filename or folder}: {error.strerror or error}; --cache_dir names another folder for the token store"
-            ) from error
+        with locked_build_folder(folder, source, progress) as temporary:
+            # Another process may have built it while this one waited.
+            store = open_store(folder / name, report=True)
+            if store is None:
+                # Before hours of tokenising
+                document_end = split_text or encoder.document_end
+                texts = list(plain_texts(files, text_field, skip_bad_lines, document_end, SAMPLE))
+                losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+                if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
+                    encoder.use_fastokens(texts)
+                with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
+                    writer = StoreWriter(temporary, open_files)
+                    _tokenise(writer, source, files, stats, encoder, reading, num_procs, progress)
+                    notes = [f"{source}: {note}" for note in report_of(writer.notes)]
+                    notes += losses if encoder.should_keep_text else []
+                    writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
+                sync_folder(folder)
+                store = TokenStore(folder / name)
     keep_hashes(store.folder.parent, hashed, hashed_at)
     store.files = files
     store.cache_folders = folders
@@ -179,7 +174,7 @@ def read_hashes(folder: Path) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[Path]:
-    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError.
+    """The folder of a source's unfinished store, while no other process builds one. Errors: DataError, also for an OSError within.
 
     source: the name of a data file, or of its tokenizers.
     """
@@ -187,19 +182,23 @@ def locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[P
     temporary = folder / f".{source}.store-under-way"
     lock = file_lock(temporary.with_suffix(".store-lock"))
     try:
-        held = lock.acquire(timeout=1)
-    except Timeout:
-        # No message from ranks that wait for another rank of their own run.
-        if progress:
-            announce(f"waiting for another process that builds {folder / source}")
-        held = lock.acquire()
-    with held:
-        for left in folder.glob(".*.store-under-way"):
-            # A build in progress holds the lock of its source.
-            if left != temporary:
-                with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
-                    remove(left)
-        yield temporary
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            # No message from ranks that wait for another rank of their own run.
+            if progress:
+                announce(f"waiting for another process that builds {folder / source}")
+            held = lock.acquire()
+        with held:
+            for left in folder.glob(".*.store-under-way"):
+                # A build in progress holds the lock of its source.
+                if left != temporary:
+                    with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
+                        remove(left)
+            yield temporary
+    except OSError as error:
+        reason = f"{error.filename or folder}: {error.strerror or error}"
+        raise DataError(f"{reason}; --cache_dir names another folder for what is made of the text") from error
 
 
 def _tokenise(

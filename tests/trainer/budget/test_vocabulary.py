@@ -1,5 +1,6 @@
 """The tokenizer of a planned run. References: the .json beside the weights, the law, a training for one size alone."""
 
+import errno
 import json
 import random
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from common.errors import DataError
 from dataset import own_tokenizer
 from dataset.corpus import Corpus
 from dataset.own_tokenizer import FIGURES, Request, own_tokenizers, train_sizes
@@ -184,6 +186,16 @@ def test_two_starts_at_once_train_one_tokenizer_and_keep_the_digests_of_the_file
     assert capfd.readouterr().out.count("training a tokenizer on the text") == 1
     stats = build.stats_of([tmp_path / "text.jsonl"])
     assert not build.digests_of(stats, [one.parent])[1]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(text, tmp_path, monkeypatch):
+    def full(request, folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(own_tokenizer, "train_sizes", full)
+    with pytest.raises(DataError, match="No space left on device; --cache_dir names another folder"):
+        own_tokenizers(request(shutil.copy(text, tmp_path)), False)
+    assert not list((tmp_path / ".token_store").glob("*/"))
 
 
 @pytest.mark.slow
