@@ -1,5 +1,6 @@
 """The validation loss, and texts that a model in training writes. References: forward() on each document, runs without them."""
 
+import contextlib
 import json
 import math
 from unittest import mock
@@ -67,6 +68,18 @@ def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatc
     rows = [len(call.args[0]) for call in losses_of.call_args_list]
     assert max(rows) == most_rows and sum(rows) == EVAL_ROWS * len(corpus.validation())
     assert values == pytest.approx(at_once, rel=1e-6)
+
+
+@pytest.mark.parametrize(("device", "batch_seconds"), [("cpu", 0.2 * EVAL_ROWS / 2), ("cuda", 0.2)])
+def test_an_evaluation_is_timed_by_some_of_its_rows(tokenizer, tmp_path, monkeypatch, device, batch_seconds):
+    """On a GPU a few rows take as long as a batch."""
+    batches = corpus_of(write_corpus(tmp_path / "data.jsonl", 20), tokenizer).validation()
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+    monkeypatch.setattr(evaluation, "to_device", lambda batch, device: batch)
+    monkeypatch.setattr(evaluation, "evaluation_mode", contextlib.nullcontext)
+    monkeypatch.setattr(evaluation, "seconds", lambda work, device: 0.2)
+    engine.device = torch.device(device)
+    assert evaluation.evaluation_seconds(engine, batches) == pytest.approx(batch_seconds * len(batches))
 
 
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
