@@ -18,8 +18,8 @@ from dataset.corpus import Corpus
 from model.config import IGNORE
 from model.loss import HeadSample
 
-# Rows in which ids are counted, spread over the first pass
-COUNTED_ROWS = 1000
+# Rows in which ids are counted, spread over the first pass; fewer if they are longer than 2,048 positions, for less memory
+COUNTED_ROWS, COUNTED_POSITIONS = 1000, 2**21
 # power of an id's frequency by which it is drawn
 POWER = 0.5
 
@@ -27,7 +27,8 @@ POWER = 0.5
 def rows_targets(corpus: Corpus) -> Ints:
     """int64 [R, T]: targets of some rows of a corpus, the same in each run on it."""
     plan = corpus.plan(0)
-    rows = np.linspace(0, plan.n_rows - 1, min(COUNTED_ROWS, plan.n_rows)).astype(np.int64)
+    n_rows = min(COUNTED_ROWS, plan.n_rows, max(1, COUNTED_POSITIONS // plan.T))
+    rows = np.linspace(0, plan.n_rows - 1, n_rows).astype(np.int64)
     return np.asarray(corpus.assembler().arrays(plan.recipe(rows)).targets)
 
 

@@ -1,6 +1,7 @@
 """--sampled_softmax against the softmax that its sample stands for."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from common.errors import UserError
 from tests.helpers import assert_same_weights, losses, stopped_after, tiny_model, train, write_corpus
-from trainer.pretrain.sampled_head import HeadSampler
+from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 
 V, K = 61, 29
 SAMPLED = {"max_updates": 6, "sampled_softmax": 400, "val_fraction": 0.2}
@@ -105,6 +106,15 @@ def test_a_run_of_all_ids_continues_with_a_sample_and_is_verified(tmp_path, caps
         found.append(train(**run, out_dir=str(tmp_path / f"{every}"), from_resume=1, verify_every=every))
     assert_same_weights(*found)
     assert "gave other bits" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("positions", "counted"), [(512, 1000), (2048, 1000), (32_768, 64), (2**22, 1)])
+def test_long_rows_are_counted_in_little_memory(positions, counted):
+    """Every run counts them: 1,000 rows of 32,768 positions would take more than a gigabyte."""
+    plan = mock.Mock(n_rows=5000, T=positions, recipe=lambda rows: rows)
+    assembler = mock.Mock(arrays=lambda rows: mock.Mock(targets=rows))
+    rows = rows_targets(mock.Mock(plan=lambda epoch: plan, assembler=lambda: assembler))
+    assert len(rows) == counted and rows[0] == 0 and rows[-1] == (0 if counted == 1 else 4999)
 
 
 def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
