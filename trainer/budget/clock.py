@@ -64,9 +64,12 @@ TOLD_SHARE = 0.1
 NEW_PACE = 2
 # Updates of the shortest decay; without time for it, only the last of them is trained.
 MIN_DECAY_UPDATES = 3
-# Seconds after the last evaluation on an idle machine, for files and for a report; seconds of a sample, per layer
+# Seconds after the last evaluation on an idle machine, for files and for a report
 FILES_S = 2.0
 REPORT_S = 2.0
+# At most this share of the budget on a busy one: what was so for a tenth of a second may pass
+MAX_FILES_SHARE = 0.3
+# Seconds of a sample, per layer
 SAMPLE_S_OF_LAYER = 0.12
 
 
@@ -276,12 +279,13 @@ def clock_of(parts: Parts, engine: Engine) -> Clock | None:
     evaluation = evaluation_seconds(engine, parts.validation) if parts.validation else 0.0
     evaluation += SAMPLE_S_OF_LAYER * parts.model.config.num_hidden_layers * len(parts.prompts)
     interval = int(parts.batching.updates_in(settings.eval_interval))
+    seconds = seconds_of(settings.budget)
     return Clock(
-        seconds_of(settings.budget),
+        seconds,
         seconds_since_start(),
         DecaySchedule(decay_start=updates - round(settings.decay_share * updates), end=updates),
         parts.ranks,
-        seconds_at_end=(FILES_S + REPORT_S * settings.report) * slowness(),
+        seconds_at_end=min((FILES_S + REPORT_S * settings.report) * slowness(), MAX_FILES_SHARE * seconds),
         evaluation_seconds=evaluation,
         # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and parts.validation else 0,

@@ -1,6 +1,7 @@
 """The clock of a run with a budget. Reference: a simulated machine whose speed is known at each moment."""
 
 import random
+from unittest import mock
 
 import pytest
 
@@ -208,3 +209,17 @@ def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():
             factor = schedule.factor(update)
             moved = schedule.with_end(update, update + further, factor)
             assert moved.factor(update) == pytest.approx(max(factor, min(further / 40, 1.0)))
+
+
+@pytest.mark.parametrize(("slowness", "reserved"), [(1.0, 4.0), (3.0, 12.0), (50.0, 18.0)])
+def test_a_moment_of_load_does_not_take_the_whole_budget(monkeypatch, slowness, reserved):
+    monkeypatch.setattr(module, "slowness", lambda: slowness)
+    settings = mock.Mock(
+        budget="60s", max_updates=100, decay_share=0.65, eval_interval=0, report=True, from_weight="none"
+    )
+    plan = mock.Mock(n_rows=1000, row_targets=lambda first, last: 9e5)
+    parts = mock.Mock(
+        settings=settings, corpus=mock.Mock(plan=lambda epoch: plan, mixture=None), validation=None, prompts=[]
+    )
+    parts.batching.rows, parts.model.config.num_hidden_layers, parts.batching.updates_in = 8, 2, lambda interval: 0
+    assert module.clock_of(parts, mock.Mock()).seconds_at_end == reserved
