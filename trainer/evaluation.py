@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -115,7 +115,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
 # What `evaluation_seconds` times: so many rows of a batch on a CPU (others take hardly less time for few), as often, after once to warm up
 TIMED_ROWS = 2
-TIMES = 2
+TIMES = 5
 
 
 @torch.no_grad()
@@ -127,7 +127,8 @@ def evaluation_seconds(engine: Engine, batches: ValidationBatches) -> float:
     with evaluation_mode(engine):
         once = partial(summed_loss, engine, batch, slice(rows))
         seconds(once, engine.device)
-        of_rows = fmean(seconds(once, engine.device) for _ in range(TIMES))
+        # Not the mean: a pause in one of them would count for each row.
+        of_rows = median(seconds(once, engine.device) for _ in range(TIMES))
     return of_rows * R / rows * math.ceil(len(batches) / engine.ranks.world_size)
 
 
