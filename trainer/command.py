@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 from common.processes import restart_clock
@@ -13,7 +15,7 @@ from model.config import ModelConfig, parameter_count
 from model.weight_record import tokenizer_beside
 from trainer.budget.advice import advise
 from trainer.budget.clock import clock_of
-from trainer.budget.plan import refuse_forgotten_budget
+from trainer.budget.plan import forgotten_budget
 from trainer.budget.planner import plan_run
 from trainer.calls import Caller, Result
 from trainer.job import RunContext, RunFiles
@@ -76,6 +78,7 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     # before the planner's measurements and the model take some of it
     free = free_memory(run_context.device, run_context.ranks)
     on_main(run_context.ranks, lambda: announce_embedded_corpus(settings, job_class.kind))
+    budget: dict[str, Any] = {}
     if settings.has_budget:
         if not settings.dry_run:
             # Planning takes a while, so first create the folder and check that it is writable. The width in the file names is not known yet.
@@ -87,7 +90,7 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
         line = f"note: --config has a plan for {settings.planned_for}: its updates are trained, without planning and without a clock"
         on_main(run_context.ranks, partial(announce, line))
     elif settings.from_resume:
-        on_main(run_context.ranks, partial(refuse_forgotten_budget, settings))
+        budget = on_main(run_context.ranks, partial(forgotten_budget, settings))
     parts = open_run(settings, run_context, free, job_class.kind)
     if not settings.has_budget:
         # The planner has checked that of a budget, and its clock may ask for more updates than there is text for.
@@ -103,6 +106,9 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
         # The folder that it was read from may be emptied, as that of a plan.
         beside = str(tokenizer_beside(job.files.outputs["weights"]))
         job.files.settings = replace(parts.settings, tokenizer_path=beside)
+    # A planned run that goes on by its flags can also go on by its budget afterwards.
+    job.files.settings = copy(job.files.settings)
+    vars(job.files.settings).update(budget)
     exit_code = Trainer(job, run_context).run()
     if run_context.caller:
         run_context.caller.result = result_of(job.files, exit_code)

@@ -295,14 +295,19 @@ def settings_to_resume(settings: PretrainSettings, ranks: Ranks) -> dict[str, An
     return planned
 
 
-def refuse_forgotten_budget(settings: PretrainSettings) -> None:
-    """Checks a resume without a budget. Errors: UserError if the run was planned and would end elsewhere, or where a new run of
-    the default width would start beside it."""
+def forgotten_budget(settings: PretrainSettings) -> dict[str, Any]:
+    """{flag: value} of the budget that a run was planned for, for a resume by the flags of its plan; {}: none.
+
+    Errors: UserError if the run would end elsewhere, or where a new run of the default width would start beside it.
+    """
     # None: a folder of weights sets the width
     if settings.hidden_size is None:
-        return
+        return {}
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
     is_of_this_width = "hidden_size" in settings.user_set or bool(Checkpoints(f"{own}_resume").paths())
     # The flags that a plan prints say where the run ends, and need no clock.
     if not (is_of_this_width and settings.length_flags):
         find_plan(settings, is_of_this_width)
+    path = file_of_resumed_run(own, f"{own.name}.settings.yaml") if settings.max_updates else None
+    entries = read_plain(path, "--from_resume:") if path else None
+    return {name: entries[name] for name in BUDGETS if name in entries} if isinstance(entries, dict) else {}

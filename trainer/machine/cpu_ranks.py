@@ -143,12 +143,13 @@ def run_ranks(n: int, work: Callable[[], int]) -> int:
             raise UserError(f"processes cannot be started ({error.strerror}): --cpu_processes 1 needs none") from error
         if pids[-1] == 0:
             die_with_parent(launcher)
+            # It died before that: nobody would answer this rank.
+            if os.getppid() != launcher:
+                os._exit(1)
             return run_rank(rank, n, port, work)
-    # After the forks: threads are not copied.
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    exit_code = wait_for_ranks(pids)
-    del store
-    return exit_code
+    # After the forks, since threads are not copied; it serves them until the end.
+    _kept = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return wait_for_ranks(pids)
 
 
 def run_rank(rank: int, n: int, port: int, work: Callable[[], int]) -> int:
@@ -184,7 +185,9 @@ class ForwardedSignals(StopSignals):
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         for pid in self.pids:
-            os.kill(pid, signum)
+            # It may have ended this moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
     _save = _stop
 

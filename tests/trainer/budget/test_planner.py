@@ -176,6 +176,18 @@ def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_pat
         planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
 
 
+def test_a_resume_by_the_flags_of_a_plan_keeps_its_budget(text, tmp_path, capfd):
+    """The first command continues the run afterwards, and plans no other."""
+    made = planned(tmp_path, text).settings.max_updates
+    by_flags = ["--config", str(tmp_path / "pretrain_16.settings.yaml"), "--max_updates", str(made + 1)]
+    assert train_pretrain.main([*by_flags, "--from_resume", "1"]) == 0
+    capfd.readouterr()
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "from_resume": 1}
+    assert train_pretrain.main(flags(**options)) == 0
+    printed = capfd.readouterr().out
+    assert "using the plan of the first start" in printed and f"done its {made + 1} updates" in printed
+
+
 def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
     planned(tmp_path, text)
     plan = (tmp_path / "pretrain_16.settings.yaml").read_bytes()

@@ -1,6 +1,7 @@
 """How a command on a CPU divides itself. References: choices by hand for simulated machines."""
 
 import os
+import signal
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.faults.harness import rank_environments
 from tests.helpers import flags
 from trainer.command import cpu_processes
 from trainer.machine import cpu_ranks
-from trainer.machine.cpu_ranks import processes_of, run_ranks, suitable_number
+from trainer.machine.cpu_ranks import ForwardedSignals, processes_of, run_ranks, suitable_number
 from trainer.pretrain.settings import PretrainSettings
 
 GB = 1 << 30
@@ -94,3 +95,12 @@ def test_processes_that_cannot_be_started_are_one_line(monkeypatch):
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(UserError, match="Resource temporarily unavailable.*--cpu_processes 1 needs none"):
         run_ranks(2, lambda: 0)
+
+
+def test_ranks_and_their_command_may_end_at_any_moment(monkeypatch):
+    gone = os.fork() or os._exit(0)
+    os.waitpid(gone, 0)
+    ForwardedSignals([gone])._stop(signal.SIGTERM, None)
+    # A rank whose command has died, and that a process other than the first one has adopted
+    monkeypatch.setattr(os, "getppid", lambda: gone)
+    assert run_ranks(2, lambda: os._exit(0)) == 1
