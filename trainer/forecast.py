@@ -23,10 +23,9 @@ Forecast = Callable[[float], Expectation | None]
 
 
 def told_end(forecast: Forecast | None, updates: float) -> str:
-    """The end of a line about a run that ends after so many updates."""
-    if forecast is None:
-        return ""
-    return f"; the end is expected at {forecast(updates) or 'a loss that is not known for such a run'}"
+    """The end of a line about a run that ends after so many updates; empty where nothing is known of such a run."""
+    expected = forecast and forecast(updates)
+    return f"; the end is expected at {expected}" if expected else ""
 
 
 def end_line(forecast: Forecast, val_loss: float, updates: int, planned: float) -> str:
