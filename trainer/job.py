@@ -92,6 +92,7 @@ class Progress:
     evaluation_due: bool = False  # for example after a stop signal: the resume starts with it
     log_seconds: float = 0.0  # since the last log line
     tracker_ids: dict[str, str | None] = field(default_factory=dict)  # {tracker: id of the run in it}
+    alarm: dict[str, Any] = field(default_factory=dict)  # state of the run's Alarm
 
 
 class Clock(Protocol):

@@ -172,7 +172,7 @@ class Trainer:
             self.reporter.say(notice)
         # Do not keep the overview itself: its plan may be large.
         self.shown, self.forecast = overview.shown, overview.forecast
-        self.alarm = Alarm(*overview.guesses, self.warn)
+        self.alarm = Alarm(*overview.guesses, self.warn, self.progress.alarm)
         if self.length.clock is not None:
             self.length.clock.forecast = self.forecast
         # Short runs do not wait for a measurement of the machine.

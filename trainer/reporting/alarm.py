@@ -1,10 +1,10 @@
 """Notices a run that goes wrong, for the user to end it: nothing here does."""
 
 import math
-from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 # Above what guessing reaches, in nats
 MARGIN = 0.5
@@ -25,24 +25,26 @@ class Alarm:
     tokens, the loss of a model that knows only how frequent each is.
     """
 
-    def __init__(self, guess: float, entropy: float, tell: Callable[[str], None]) -> None:
-        self.guess, self.entropy, self.tell = guess, entropy, tell
-        self.told: set[str] = set()
-        self.lowest = math.inf
+    def __init__(self, guess: float, entropy: float, tell: Callable[[str], None], state: dict[str, Any]) -> None:
+        """state: what it has seen and told so far, in the run's Progress, so that a resume goes on with it; empty at first."""
+        self.guess, self.entropy, self.tell, self.state = guess, entropy, tell, state
+        state.setdefault("lowest", math.inf)
+        self.told: list[str] = state.setdefault("told", [])
         # (update, loss) of log lines, and validation losses
-        self.losses: deque[tuple[int, float]] = deque()
-        self.validation: deque[float] = deque(maxlen=1 + RISES)
+        self.losses: list[tuple[int, float]] = state.setdefault("losses", [])
+        self.validation: list[float] = state.setdefault("validation", [])
 
     def after_log(self, update: int, loss: float, is_warm: bool) -> None:
         # Weights that begin with a high loss may still come down.
-        is_bad, self.lowest = loss > max(self.guess, self.lowest) + MARGIN, min(self.lowest, loss)
+        is_bad = loss > max(self.guess, self.state["lowest"]) + MARGIN
+        self.state["lowest"] = min(self.state["lowest"], loss)
         if not is_warm:
             return
         if is_bad:
             self._tell("a loss of", f"{loss:.2f} is worse than guessing ({self.guess:.2f}): the rate is too high")
         self.losses.append((update, loss))
         while len(self.losses) > LINES and self.losses[1][0] <= update - UPDATES:
-            self.losses.popleft()
+            del self.losses[0]
         if len(self.losses) >= LINES and self.losses[0][0] <= update - UPDATES:
             values, half = [loss for _, loss in self.losses], len(self.losses) // 2
             before, latest = fmean(values[:half]), fmean(values[half:])
@@ -53,6 +55,7 @@ class Alarm:
     def after_evaluation(self, loss: float) -> None:
         """loss: of the validation text."""
         self.validation.append(loss)
+        del self.validation[: -1 - RISES]
         rises = sum(one < other for one, other in pairwise(self.validation))
         if rises == RISES and loss > RISEN * self.validation[0]:
             from_to = f"from {self.validation[0]:.3f} to {loss:.3f} in {RISES} evaluations"
@@ -60,5 +63,5 @@ class Alarm:
 
     def _tell(self, what: str, rest: str) -> None:
         if what not in self.told:
-            self.told.add(what)
+            self.told.append(what)
             self.tell(f"{what} {rest}")

@@ -18,7 +18,7 @@ NOISE = itertools.cycle((0.02, -0.02, 0.01, -0.03))
 def told(losses, validation=()):
     """The lines about a log line each 10 updates, the first 3 within the warm-up, and about evaluations."""
     lines = []
-    alarm = Alarm(math.log(6400), 7.0, lines.append)
+    alarm = Alarm(math.log(6400), 7.0, lines.append, {})
     for n, loss in enumerate(losses):
         alarm.after_log(10 * n, loss, n >= 3)
     for loss in validation:
