@@ -5,6 +5,8 @@ cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing
 """
 
 import math
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,8 +23,8 @@ from model.induction import supports_induction
 from trainer.batching import Batching
 from trainer.budget import laws
 from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER
-from trainer.budget.compile_times import CompileTimes
 from trainer.budget.difficulty import difficulty_of
+from trainer.budget.measured import Measured
 from trainer.evaluation import read_prompts
 from trainer.machine.compiling import COMPILED_TIME, EAGER_TIME, PRODUCT_RATE, failure_to_compile
 from trainer.machine.rank import ONE_RANK, Ranks
@@ -33,7 +35,7 @@ from trainer.pretrain.sampled_head import rows_targets
 from trainer.pretrain.settings import PretrainSettings
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
-# doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
+# doubling of the width
 CPU_UTILISATION = 0.49
 CPU_UTILISATION_PER_DOUBLING = 0.13
 # Guessed bounds for unmeasured widths: the formula would give 0 for narrow models, and more than 1 for wide ones.
@@ -61,6 +63,10 @@ MIN_COMPILED_GAIN = 1.35
 # Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
 # the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MAX_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
+# End of the name of an `evaluation_correction`
+OF_EVALUATIONS = " of evaluations"
+# Name of a measurement, 1 or 0
+COMPILES = "torch.compile works"
 # Maximum share of the training time for evaluations before the last one, and their maximum number
 EVALUATION_SHARE = 0.02
 MAX_EVALUATIONS = 10
@@ -191,13 +197,14 @@ def entry_seconds(config: ModelConfig, rows: float, head_ids: int, device_type: 
 
 class Machine(NamedTuple):
     """rate: FLOP/s of large products, all ranks together, on a CPU at most PRODUCT_RATE per thread. memory: bytes that a rank may
-    take; None: unknown. device: its type. dtype: of products."""
+    take; None: unknown. device: its type. dtype: of products. name: of all that decides how long code takes on it."""
 
     rate: float
     memory: float | None
     device: str
     dtype: torch.dtype = torch.bfloat16
     ranks: Ranks = ONE_RANK
+    name: str = ""
 
 
 class Timed(NamedTuple):
@@ -210,8 +217,7 @@ class Timed(NamedTuple):
 
 # What: the price of a run of any size. The planner compares hundreds of sizes, so prices are formulas of a few numbers. Which way was
 # not taken: training each size for a moment, which takes longer than a short budget. So only the best size is timed, and its ratio to
-# the formula corrects those of about its width. Why these numbers are told, and nothing is asked for: rank 0 plans alone, and
-# what all ranks must do together (timing.py) goes through one place in planner.py; and a test can tell any machine.
+# the formula corrects those of about its width. Rank 0 plans alone: what all ranks do together (timing.py) has one place in planner.py.
 @dataclass
 class RunCosts:
     """Costs of runs with these settings on this text and machine, and their budget.
@@ -232,7 +238,7 @@ class RunCosts:
     evaluation_correction: float = 1.0
     # `compile_key` of the code that a measurement has compiled
     compiled_key: str = ""
-    compile_times: CompileTimes = field(default_factory=CompileTimes)
+    measured: Measured = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -240,6 +246,8 @@ class RunCosts:
         self.max_passes = laws.max_passes(settings.from_weight)
         self.n_prompts = len(read_prompts(settings.sample_prompts))
         self.seconds = settings.budget_seconds
+        how = f"{settings.optimizer}, checkpointing {settings.gradient_checkpointing}"
+        self.measured = Measured(f"{self.machine.name}, {how}")
 
     @property
     def seconds_left(self) -> float | None:
@@ -264,21 +272,28 @@ class RunCosts:
         left = self.seconds_left
         if choice == "auto" and left is not None and (left - seconds) * EAGER_SLOWDOWN < MIN_COMPILED_GAIN * left:
             return False
+        # Nothing is compiled to show a plan.
+        if self.settings.dry_run:
+            return bool(self.measured.numbers.get(COMPILES, any(map(shutil.which, ("g++", "clang++", "cl")))))
         # A run on a machine that cannot compile trains eagerly.
-        return failure_to_compile(device_type) is None
+        compiles = failure_to_compile(device_type) is None
+        self.measured.remember({COMPILES: float(compiles)})
+        return compiles
+
+    def model_key(self, config: ModelConfig) -> str:
+        """Name of the model, with any number of layers: all blocks are alike."""
+        heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
+        return f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
 
     def compile_key(self, config: ModelConfig, batching: Batching) -> str:
-        """Name of the code that a run of this model compiles, with any number of layers: all blocks are alike."""
-        heads = f"{config.num_attention_heads} of {config.num_key_value_heads} heads"
-        model = f"{config.generation} {config.hidden_size}, {heads}, experts {config.use_moe}, dropout {config.dropout}"
-        rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.machine.dtype}"
-        rows += f", {self.head_ids or 'all'} ids"
-        return f"{model}; {rows}; {self.machine.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        """Name of the code that a run of this model compiles."""
+        rows = f"{batching.micro_rows} rows of {self.text.rows.T}, {self.head_ids or 'all'} ids"
+        return f"{self.model_key(config)}; {rows}"
 
     def compile_seconds(self, config: ModelConfig, batching: Batching) -> float:
         """Seconds that a run of this model takes to compile; 0: not compiled, or its code is from a measurement."""
         key = self.compile_key(config, batching)
-        return 0.0 if not self.compiled or key == self.compiled_key else self.compile_times.expected(key)
+        return 0.0 if not self.compiled or key == self.compiled_key else self.measured.seconds_to_compile(key)
 
     def estimated_seconds(self, config: ModelConfig, rows: int, compiled: bool) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
@@ -352,8 +367,25 @@ class RunCosts:
         """Correct the estimates by what was timed. Only the last one may be compiled: its code serves the run."""
         if compiled:
             self.compiled_key = self.compile_key(config, batching)
-            self.compile_times.remember(self.compiled_key, timed.first - 2 * timed.micro_batch - timed.rest)
-        micro_batches, most = timed.micro_batch * batching.micro_batches, MAX_CORRECTION[self.machine.device]
+            self.measured.remember_compiling(self.compiled_key, timed.first - 2 * timed.micro_batch - timed.rest)
+        micro_batches = timed.micro_batch * batching.micro_batches
         estimate = self.estimated_seconds(config, batching.rows, compiled)
-        self.corrections[config.hidden_size] = min((micro_batches + timed.rest) / estimate, most)
-        self.evaluation_correction = min(micro_batches / estimate, most)
+        key, of_update = self.speed_key(config, compiled), (micro_batches + timed.rest) / estimate
+        self.measured.remember({key: of_update, key + OF_EVALUATIONS: micro_batches / estimate})
+        self.recall([config])
+
+    def speed_key(self, config: ModelConfig, compiled: bool) -> str:
+        """Name of the measured / estimated seconds of an update."""
+        return f"correction of {'compiled' if compiled else 'plain'} {self.model_key(config)}"
+
+    def recall(self, sizes: Sequence[ModelConfig]) -> None:
+        """Correct the estimates by what was timed on this machine: by compiled code alone if that is known and the run is compiled."""
+        most = MAX_CORRECTION[self.machine.device]
+        known = {name: min(max(number, 1 / most), most) for name, number in self.measured.numbers.items()}
+        for compiled in (True, False) if self.compiled else (False,):
+            found = {config.hidden_size: key for config in sizes if (key := self.speed_key(config, compiled)) in known}
+            for width, key in found.items():
+                self.corrections[width] = known[key]
+                self.evaluation_correction = known.get(key + OF_EVALUATIONS, 1.0)
+            if found:
+                return

@@ -196,6 +196,9 @@ def plan_lines(plan: BudgetPlan, costs: RunCosts, chosen: PretrainSettings, deci
     if costs.seconds is None:
         rows["time"] += ", by estimate: only --budget times updates"
     else:
+        if chosen.dry_run:
+            is_timed = costs.speed_key(plan.config, costs.compiled) in costs.measured.numbers
+            rows["time"] += f", by {'what was timed here' if is_timed else 'estimate: only the run itself times this'}"
         rows["ends at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + left))
     width = max(map(len, rows))
     lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]

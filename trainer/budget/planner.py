@@ -46,7 +46,7 @@ from trainer.budget.vocabulary import best_entries, knows_held_out, tokenizers_o
 from trainer.job import RunContext
 from trainer.machine.compiling import PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import product_rate
+from trainer.machine.measure import describe_machine, product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.initial_model import check_length, settings_of_folder
@@ -126,7 +126,7 @@ def plan_on_main(
     if tokenizers and own is not settings and knows_held_out(text.corpus, tokenizers):
         own, text = settings, count_text(settings, kind)
     costs = RunCosts(own, text, machine, head_ids_for(own, text, device.type))
-    costs.compiled = costs.is_worth_compiling(costs.compile_times.least())
+    costs.compiled = costs.is_worth_compiling(costs.measured.least_to_compile())
     candidates = sizes(fixed_fields(own, text.vocab_size)) if config is None else [config]
     # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
     check_length(text.rows.T, candidates[0])
@@ -192,7 +192,9 @@ def measure_machine(
     limit = PRODUCT_RATE["cpu"] * torch.get_num_threads() if device.type == "cpu" else math.inf
     rate = min(product_rate(device, dtype), limit)
     chosen = {name: value for name, value in chosen.items() if name not in settings.fixed}
-    machine = Machine(rate * ranks.world_size, memory, device.type, dtype, ranks)
+    facts = describe_machine(device, ranks.world_size)
+    name = f"{facts}, {torch.backends.cpu.get_cpu_capability()}, {dtype}, torch {torch.__version__}"
+    machine = Machine(rate * ranks.world_size, memory, device.type, dtype, ranks, name)
     return dataclasses.replace(settings, **chosen), machine
 
 
@@ -272,22 +274,26 @@ def with_best_head(candidates: Sequence[ModelConfig], costs: RunCosts) -> RunCos
 def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timing, Timed, BudgetPlan]:
     """Returns the best plan; with a budget of time, of a width that was timed here, as long as there is time for that.
 
-    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. Yields what to time.
-    Errors: UserError where nothing can be trained.
+    Widths are timed without compiling. Then the code of the run is compiled and timed, if that pays off. A plan that is only shown
+    compiles nothing, and times widths only if none was timed before. Yields what to time. Errors: UserError where nothing can be trained.
     """
-    plan = best_plan(candidates, costs)
     if costs.seconds is None:
-        return plan
-    end = seconds_since_start() + TIMING_SHARE * costs.seconds
-    while plan.config.hidden_size not in costs.corrections and (not costs.corrections or seconds_since_start() < end):
+        return best_plan(candidates, costs)
+    costs.recall(candidates)
+    plan = best_plan(candidates, costs)
+    # What was timed before is as good as new for a plan that is only shown, or if compiled code is timed below.
+    timed_widths = {*costs.corrections} if costs.settings.dry_run or costs.compiled else set[int]()
+    end = 0.0 if costs.settings.dry_run and timed_widths else seconds_since_start() + TIMING_SHARE * costs.seconds
+    while plan.config.hidden_size not in timed_widths and (not timed_widths or seconds_since_start() < end):
         announce(f"planning: timing {shape_text(plan)}")
         timed = yield timing_of(plan, costs, compiled=False)
         costs.learn(plan.config, plan.batching, timed, compiled=False)
+        timed_widths.add(plan.config.hidden_size)
         plan = best_plan(candidates, costs)
     if costs.compiled:
         to_compile = costs.compile_seconds(plan.config, plan.batching)
         costs.compiled = costs.is_worth_compiling(to_compile)
-        if costs.compiled:
+        if costs.compiled and not costs.settings.dry_run:
             announce(f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}")
             timed = yield timing_of(plan, costs, compiled=True)
             costs.learn(plan.config, plan.batching, timed, compiled=True)

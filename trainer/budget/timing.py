@@ -45,7 +45,7 @@ class Timing(NamedTuple):
         and the optimiser. A collective: ranks wait for each other, as in the run."""
         settings, config, dtype = self.settings, self.plan.config, self.dtype
         least_updates = max(1, min(TIMED, int(TIMED_SHARE_OF_UPDATES * self.plan.updates)))
-        least_seconds = min(TIMED_SHARE * (settings.budget_seconds or 0.0), MAX_TIMED_S)
+        least_seconds = 0.0 if settings.dry_run else min(TIMED_SHARE * (settings.budget_seconds or 0.0), MAX_TIMED_S)
         batch = to_device(self.batch, device)
         rows, T = batch.input_ids.shape
         recomputes = settings.gradient_checkpointing

@@ -12,8 +12,8 @@ from tests.trainer.budget.test_best_plan import costs_of, text_of
 from trainer.batching import Batching
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.compile_times import CACHED_SHARE
 from trainer.budget.costs import Timed, count_text, head_ids_for
+from trainer.budget.measured import CACHED_SHARE
 from trainer.budget.planner import batchings, best_plan, sizes, with_best_head, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks
@@ -25,9 +25,10 @@ CONFIG = ModelConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_att
 
 
 @pytest.fixture(autouse=True)
-def nothing_has_passed(monkeypatch):
-    """Of the budget."""
+def nothing_has_passed(monkeypatch, tmp_path):
+    """Of the budget, and nothing was measured."""
     monkeypatch.setattr(costs, "seconds_since_start", lambda: 0.0)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("interval", [1, 10, 1000])
@@ -70,13 +71,6 @@ def test_a_plan_begins_with_weights_that_copy():
 TIMED = Timed(0.1, 0.1, 20.3)
 
 
-@pytest.fixture
-def empty_cache(monkeypatch, tmp_path):
-    """Of compiled code."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
-
-@pytest.mark.usefixtures("empty_cache")
 def test_what_was_compiled_for_a_measurement_serves_the_run():
     """Any number of layers of its width, in micro-batches of its rows; no other plan is left."""
     planned = costs_of(compiled=True)
@@ -90,7 +84,6 @@ def test_what_was_compiled_for_a_measurement_serves_the_run():
     assert not batchings(wider, planned)
 
 
-@pytest.mark.usefixtures("empty_cache")
 def test_seconds_of_compiling_are_remembered_beside_the_cache():
     """What was compiled before takes a share of them, until that was measured too."""
     first = costs_of(compiled=True)
@@ -105,7 +98,15 @@ def test_seconds_of_compiling_are_remembered_beside_the_cache():
     assert costs_of(compiled=True).compile_seconds(small, batching) == pytest.approx(2)
     # Beside other programs it takes as long as nothing would be compiled for.
     second.learn(large, batching, TIMED._replace(first=1000.0), compiled=True)
-    assert second.compile_seconds(ModelConfig(hidden_size=128, num_attention_heads=2), batching) == pytest.approx(20)
+    other = ModelConfig(hidden_size=128, num_attention_heads=2)
+    assert second.compile_seconds(other, batching) == pytest.approx(20)
+    # Two processes record what each has measured; a file that is damaged is as none.
+    first.measured.remember({"speed": 2.0})
+    assert costs_of().measured.numbers == second.measured.numbers | {"speed": 2.0}
+    first.measured.path.write_text('{"seconds to compile new code": NaN, "speed": "fast", "x": 1e999, ')
+    assert costs_of().measured.numbers == {}
+    first.measured.path.write_text('{"seconds to compile new code": NaN, "speed": "fast", "x": 1e999}')
+    assert costs_of(compiled=True).compile_seconds(other, batching) == COMPILE_SECONDS
 
 
 @pytest.mark.parametrize("seconds_left, compiles", [(180.0, False), (200.0, True)])

@@ -5,6 +5,7 @@ import shlex
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import yaml
 from common.errors import UserError
 from common.settings import write_settings
 from tests.helpers import assert_same_weights, command_line, flags, losses, records, train, trainer_of, write_corpus
-from trainer import train_pretrain
+from trainer import command, train_pretrain
 from trainer.batching import Batching
 from trainer.budget import clock, costs, laws, planner
 from trainer.budget.timing import Timing
@@ -278,7 +279,8 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize("failure", [None, "it does not work here"])
 @pytest.mark.parametrize("words", ["--budget 5m --hidden_size 128", "--budget 10m"])
 def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch, capfd, words, failure):
-    """Although by its true speed, three times what the estimate says, other micro-batches would suit better."""
+    """Although by its true speed, three times what the estimate says, other micro-batches would suit better. A plan that is only shown
+    compiles nothing, and once the machine is known it times nothing and is that of the run."""
     timed = []
 
     def in_place_of_run(timing, ranks, device):
@@ -287,13 +289,31 @@ def test_what_is_trained_was_timed_and_compiled_once(text, tmp_path, monkeypatch
         return costs.Timed(rows * timing.plan.config.hidden_size / 1e5, 0.0, 30.0)
 
     monkeypatch.setattr(Timing, "run", in_place_of_run)
-    monkeypatch.setattr(costs, "failure_to_compile", lambda device: failure)
+    compiles, tried = Mock(return_value=failure), Mock(side_effect=UserError("planned"))
+    monkeypatch.setattr(costs, "failure_to_compile", compiles)
+    monkeypatch.setattr(command, "open_run", tried)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--cpu_processes", "1"]
-    assert train_pretrain.main([*arguments, *words.split(), "--use_compile", "1", "--dry_run", "1"]) == 0
-    command = repeated_command(capfd.readouterr().out)
-    width, rows = (int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "batch_size"))
-    assert [compiled for compiled, *_ in timed].count(True) == (failure is None)
-    assert timed[0][0] is False and timed[-1][1] == width and (failure or timed[-1] == (True, width, rows))
+
+    def plan_of(*dry_run):
+        """(layers, width and rows of a plan; what was timed for it; what it prints)."""
+        timed.clear()
+        with nullcontext() if dry_run else pytest.raises(UserError, match="planned"):
+            train_pretrain.main([*arguments, *words.split(), "--use_compile", "1", *dry_run])
+        printed = capfd.readouterr().out
+        flags = repeated_command(printed)
+        names = ("num_hidden_layers", "hidden_size", "batch_size")
+        return [int(flags[flags.index(f"--{name}") + 1]) for name in names], [*timed], printed
+
+    _, of_new_machine, _ = plan_of("--dry_run")
+    assert of_new_machine and not any(compiled for compiled, *_ in of_new_machine)
+    _, of_second, printed = plan_of("--dry_run")
+    assert not of_second and not compiles.called and "by estimate: only the run itself times this" in printed
+    chosen, of_run, _ = plan_of()
+    _, width, rows = chosen
+    assert [compiled for compiled, *_ in of_run].count(True) == (failure is None)
+    assert of_run[-1][1] == width and (failure or of_run == [(True, width, rows)])
+    shown, of_third, printed = plan_of("--dry_run")
+    assert shown == chosen and not of_third and "by what was timed here" in printed
 
 
 @pytest.mark.slow
