@@ -23,8 +23,7 @@ COMPILE_SECONDS = 40
 # FLOP/s of matrix products: a thread with AVX512-BF16, a GPU. Other devices do not compile with "auto".
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # Width from which matrix products reach that rate on a CPU: at width 128 a thread reaches 0.2e12. A rule without measurements,
-# so that a resume decides as the start did, and for products alone. `estimated_seconds` in trainer/budget/costs.py has the
-# share of the machine's measured rate that a whole micro-batch reaches.
+# so that a resume decides as the start did.
 WIDE_ON_CPU = 320
 # "2": addresses count as memory, used or not
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
@@ -142,14 +141,21 @@ def may_reserve_addresses() -> bool:
 
 @functools.cache
 def failure_to_compile(device_type: str) -> str | None:
-    """Why torch.compile fails on a tiny function and its backward pass, or None; tried once, within seconds.
+    """Why torch.compile fails on a tiny function, or None; tried once, within seconds.
 
     The compiler may be missing or incomplete: Apple's clang has no OpenMP, Triton needs a C compiler. Noticed now, the run
     falls back to eager code; in the first micro-batch, half of an update would have been computed.
     """
-    numbers = torch.ones(64, device=device_type, requires_grad=True)
-    try:
-        torch.compile(lambda numbers: numbers.sin().sum(), dynamic=False)(numbers).backward()
-    except Exception as error:
-        return f"torch.compile does not work here ({compiler_error_line(error)})"
-    return None
+    from torch._inductor import config, cpu_vec_isa
+
+    # By default torch compiles a test of each instruction set that the processor has. This function tests the one that is used.
+    failure = None
+    for is_ok in (True, None) if config.cpp.vec_isa_ok is None else (config.cpp.vec_isa_ok,):
+        config.cpp.vec_isa_ok = is_ok
+        try:
+            torch.compile(torch.sin, dynamic=False)(torch.ones(64, device=device_type))
+            return None
+        except Exception as error:
+            failure = f"torch.compile does not work here ({compiler_error_line(error)})"
+            cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    return failure

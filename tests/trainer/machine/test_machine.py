@@ -140,6 +140,25 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
     assert len(said) == 2 and all(text.startswith(line) for text in said)
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_instruction_sets_are_tested_one_by_one_only_where_the_best_one_fails(monkeypatch, is_old):
+    """Such as by a compiler that is older than the processor."""
+    from torch._inductor import config
+
+    tried = []
+
+    def compiled(numbers):
+        tried.append(config.cpp.vec_isa_ok)
+        if is_old and tried[-1]:
+            raise RuntimeError("unrecognized command-line option '-mavx512vnni'")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
+    with config.patch({"cpp.vec_isa_ok": None}):
+        # Past its cache
+        assert compiling.failure_to_compile.__wrapped__("cpu") is None
+        assert tried == ([True, None] if is_old else [True]) and config.cpp.vec_isa_ok is tried[-1]
+
+
 HUGE_BYTES = """
 import os, re, sys, torch
 from pathlib import Path
