@@ -342,7 +342,8 @@ class RunCosts:
         machine, T = self.machine, self.text.rows.T
         compiled = self.compiled and machine.device != "cuda"
         device, rows = torch.device(machine.device), batching.micro_rows
-        return training_bytes(config, rows, T, self.settings, machine.dtype, device, compiled)
+        settings = replace(self.settings, sampled_softmax=self.head_ids)
+        return training_bytes(config, rows, T, settings, machine.dtype, device, compiled)
 
     def token_flops(self, config: ModelConfig) -> float:
         """Of a run of this model."""
