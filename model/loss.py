@@ -11,6 +11,9 @@ from model.products import compute_dtype
 
 # Rows of logits that exist at a time: 52 MB in fp32 with a vocabulary of 6,400. Fewer make small products.
 CHUNK_ROWS = 2048
+# Upper bound of a CPU's logits where no gradient is wanted: a larger block takes as long for its memory as for its products. The
+# gradient of the weight is added once a chunk, and wants all rows.
+EVALUATED_LOGITS = CHUNK_ROWS * 6400
 # Each chunk is about ten launches, and a GPU computes 2,048 rows faster than the host launches the next ones.
 GPU_CHUNK_ROWS = 16_384
 # Upper bound of a chunk's fp32 logits, so that a large vocabulary does not fill a small card
@@ -20,10 +23,10 @@ FP32_BYTES = 4
 TILE = 128
 
 
-def chunk_rows(device_type: str, vocab_size: int) -> int:
-    """Maximum rows of logits at a time on a device of this type."""
+def chunk_rows(device_type: str, vocab_size: int, trains: bool = True) -> int:
+    """Maximum rows of logits at a time on a device of this type. trains: with their gradients."""
     if device_type != "cuda":
-        return CHUNK_ROWS
+        return CHUNK_ROWS if trains else min(CHUNK_ROWS, max(TILE, EVALUATED_LOGITS // vocab_size))
     rows = GPU_CHUNK_BYTES // (FP32_BYTES * vocab_size) // TILE * TILE
     # Smaller chunks than those of a CPU would be slow, whatever the vocabulary is.
     return max(CHUNK_ROWS, min(GPU_CHUNK_ROWS, rows))
@@ -92,16 +95,16 @@ def chunked_cross_entropy(
         return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, loss_and_gradient, bias)
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
-        for rows, _, logits in _chunks(hidden, weight.to(dtype), bias):
+        for rows, _, logits in _chunks(hidden, weight.to(dtype), bias, trains=False):
             total += F.cross_entropy(logits.float(), targets[rows], ignore_index=IGNORE, reduction="sum")
     return total
 
 
 def _chunks(
-    hidden: torch.Tensor, cast_weight: torch.Tensor, bias: torch.Tensor | None
+    hidden: torch.Tensor, cast_weight: torch.Tensor, bias: torch.Tensor | None, trains: bool = True
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yields (rows, hidden states, logits) of each chunk, in the dtype of the weight."""
-    step = chunk_rows(hidden.device.type, len(cast_weight))
+    step = chunk_rows(hidden.device.type, len(cast_weight), trains)
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         h = hidden[rows].to(cast_weight.dtype)

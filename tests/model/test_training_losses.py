@@ -160,12 +160,19 @@ class Largest(TorchDispatchMode):
 
 def test_no_whole_block_of_fp32_logits(monkeypatch):
     """The largest tensor that training_losses allocates has `chunk_rows` rows of the vocabulary, not B*T."""
-    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 16)
     net = tiny(vocab_size=1009)
     ids = torch.randint(0, 1009, (8, 64))
+    # An evaluation has as many logits, and fewer rows, with a larger vocabulary.
+    monkeypatch.setattr(loss_module, "EVALUATED_LOGITS", 128 * 1009)
+    with Largest() as evaluated, torch.no_grad():
+        loss = net.training_losses(ids, ids, *a_document_a_row(ids))[0]
+    assert 0 < evaluated.numbers <= 128 * 1009
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 16)
     with Largest() as largest:
-        sum(net.training_losses(ids, ids, *a_document_a_row(ids))).backward()
+        trained = net.training_losses(ids, ids, *a_document_a_row(ids))
+        sum(trained).backward()
     assert 0 < largest.numbers < 8 * 64 * 1009 / 4
+    torch.testing.assert_close(loss, trained[0])
 
 
 @every_kind

@@ -110,8 +110,9 @@ def training_bytes(
     # With recomputation: one block with its gradients, and the inputs of the others.
     kept = layers * FP32_BYTES * H + 2 * block if settings.gradient_checkpointing else layers * block
     activations = rows * T * kept
-    # One chunk of logits with its gradients
-    logits = min(rows * T, chunk_rows(device.type, V)) * V * (2 * half + 2 * FP32_BYTES)
+    # One chunk of logits with its gradients. With a sample in training only an evaluation computes all of them.
+    chunk = min(rows * T, chunk_rows(device.type, V, trains=not settings.sampled_softmax))
+    logits = chunk * V * (2 * half + 2 * FP32_BYTES)
     copies = half if half < FP32_BYTES else 0
     if settings.verify_every:
         copies += VERIFY_BYTES

@@ -43,6 +43,11 @@ class HeadSampler:
             raise UserError(f"--sampled_softmax {n_ids}: the vocabulary has {vocab_size} ids; give fewer, or 0 for all")
         counts = np.bincount(targets[targets != IGNORE], minlength=vocab_size)
         self.weights = (counts + 1.0) ** POWER
+        # A row looks only at the ids of large priorities, in a trial half as many again as it takes: it takes longer to divide and to
+        # order all entries of a large vocabulary than to draw their numbers.
+        priorities = self.weights / (np.random.default_rng(seed).random(vocab_size) + 2.0**-53)
+        least = np.sort(priorities)[-min(vocab_size, n_ids + n_ids // 2)]
+        self.highest = np.minimum(self.weights / least * 2.0**64, np.nextafter(2.0**64, 0)).astype(np.uint64)
         self.n_ids = n_ids
         self.seed = seed
         self.tells = tells
@@ -68,13 +73,19 @@ class HeadSampler:
         if n_ids >= len(self.weights):
             return np.arange(len(self.weights)), np.zeros(len(self.weights), np.float32), targets
         bits = np.random.PCG64((self.seed, zlib.crc32(targets.tobytes())))
-        # in (0, 1]; raw bits, since numpy guarantees only these across versions
-        uniform = ((bits.random_raw(len(self.weights)) >> 11) + 1.0) * 2.0**-53
-        priorities = self.weights / uniform
-        priorities[own] = np.inf
+        # raw bits, since numpy guarantees only these across versions
+        numbers = bits.random_raw(len(self.weights))
+        may_be_drawn = numbers <= self.highest
+        may_be_drawn[own] = True
+        some = np.flatnonzero(may_be_drawn)
+        if len(some) <= n_ids:
+            some = np.arange(len(self.weights))
+        # divided by numbers in (0, 1]
+        priorities = self.weights[some] / (((numbers[some] >> 11) + 1.0) * 2.0**-53)
+        priorities[np.searchsorted(some, own)] = np.inf
         order = np.argpartition(-priorities, n_ids)
         threshold = priorities[order[n_ids]]
-        ids = np.sort(order[:n_ids])
+        ids = some[np.sort(order[:n_ids])]
         log_counts = np.log(np.maximum(threshold / self.weights[ids], 1.0)).astype(np.float32)
         positions = np.searchsorted(ids, targets)
         log_counts[positions[has_target]] = 0.0
