@@ -198,6 +198,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text, tmp_path, monkeypatch)
     assert not list((tmp_path / ".token_store").glob("*/"))
 
 
+def test_a_resume_without_a_checkpoint_leaves_the_tokenizer_of_a_start_that_was_killed(tmp_path):
+    beside = tmp_path / "pretrain_32.tokenizer"
+    for left, expected in ((beside, ROOT / "model"), (tmp_path / "pretrain_32_resume", beside)):
+        left.mkdir()
+        settings = PretrainSettings.parse(["--from_resume", "1", "--hidden_size", "32", "--out_dir", str(tmp_path)])
+        assert settings.tokenizer_path == str(expected)
+
+
 @pytest.mark.slow
 def test_processes_share_a_tokenizer(text, tmp_path):
     options = {**SMALL, **PLANNED, "data_path": text, "cache_dir": tmp_path / "cache", "out_dir": tmp_path / "two"}
