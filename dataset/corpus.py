@@ -33,6 +33,7 @@ from dataset.store.build import open_or_build
 from dataset.store.deduplicate import copies_among
 from dataset.store.token_store import ConcatStore, Documents, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.tokenizer_files import PROBE
 
 # Arguments of a Corpus that are flags of the same names
 FLAGS = (
@@ -428,13 +429,13 @@ def with_last_part(store: Documents, document: int, encoder: DocumentEncoder, as
     n_bytes = int(store.text_bytes[document])
     held_out_bytes = round(n_bytes * (end - cut) / (end - begin))
     # A tokenizer that changes a text, as by lower case, decodes to another number of bytes.
-    probe = "A  b\t,\n 中，ﬁé\U00013000"
-    if encoder.decode(encoder.encode([probe])[0]) == probe:
+    if encoder.round_trip(PROBE) == PROBE:
         held_out_bytes = min(len(encoder.decode(store.tokens[cut:end].tolist()).encode()), n_bytes)
     split.offsets = np.insert(store.offsets, document + 1, cut)
     split.text_bytes = np.insert(store.text_bytes, document + 1, held_out_bytes)
     split.text_bytes[document] -= held_out_bytes
     split.doc_hash = np.insert(store.doc_hash, document + 1, store.doc_hash[document])
+    split.copy_hash = np.insert(store.copy_hash, document + 1, store.copy_hash[document])
     return split
 
 

@@ -13,11 +13,9 @@ from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
-    DEFAULT,
+    check_vocabulary,
     check_vocabulary_size,
-    other_tokenizer_line,
     tokenizer_folder,
-    unnamed_tokenizer_warning,
     vocabulary_digest,
 )
 from model.config import ModelConfig
@@ -62,9 +60,8 @@ def load(
         model = load_model(weight, with_interface)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
-        folder = tokenizer_path or tokenizer_folder(weight)
-        embeddings = model.config.vocab_size
-        check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
+        what = f"--tokenizer_path {tokenizer.name_or_path}"
+        check_vocabulary_size(encoder.vocab_size, model.config.vocab_size, what, fewer_are_fine=True)
     model.to(target, dtype_of_flag(dtype, target))
     if target.type == "cpu":
         keep_freed_memory()
@@ -81,15 +78,12 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> "PreTrainedT
     folder = tokenizer_path or tokenizer_folder(weight)
     tokenizer = load_tokenizer(folder)
     weight_record = read_record(path)
-    recorded = weight_record.get(VOCABULARY_FIELD)
-    is_other = recorded not in (None, vocabulary_digest(tokenizer))
-    if tokenizer_path:
-        if is_other:
-            announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
-    elif is_other:
-        raise UserError(other_tokenizer_line(path, folder))
-    elif recorded is None and folder == DEFAULT:
-        announce(unnamed_tokenizer_warning(path), to_stderr=True)
+    recorded, vocabulary = weight_record.get(VOCABULARY_FIELD), vocabulary_digest(tokenizer)
+    if not tokenizer_path:
+        for line in check_vocabulary(path, recorded, vocabulary, folder):
+            announce(line, to_stderr=True)
+    elif recorded not in (None, vocabulary):
+        announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
     # A folder keeps its own template.
     if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not weight_record.get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS

@@ -14,7 +14,7 @@ from common.errors import UserError, optional_package, user_errors, utf8
 from common.files import atomic_file
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos, tokenizer_folder
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
 from scripts.arguments import export_gguf_parser, weight_of
 from scripts.common import load_model, tokenizer_of
 from scripts.export_hf import smallest_exact
@@ -44,7 +44,7 @@ def export(
     model = load_model(weight, with_interface=False)
     config = model.config
     tokenizer = tokenizer_of(weight, tokenizer_path)
-    folder = f"--tokenizer_path {tokenizer_path or tokenizer_folder(weight)}"
+    folder = f"--tokenizer_path {tokenizer.name_or_path}"
     ids = DocumentEncoder(tokenizer).vocab_size
     check_vocabulary_size(ids, config.vocab_size, folder)
 

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,13 +101,12 @@ def train(settings: PretrainSettings, run_context: RunContext, job_class: type[P
     if settings.has_budget:
         # A plan is for one budget: no flag makes its run longer.
         job.length.flag = ""
+    # Its file has the budget too: a planned run that goes on by its flags can also go on by its budget afterwards.
+    job.files.settings = copy(parts.settings)
+    vars(job.files.settings).update(budget)
     if is_kept(parts.tokenizer):
         # The folder that it was read from may be emptied, as that of a plan.
-        beside = str(tokenizer_beside(job.files.outputs["weights"]))
-        job.files.settings = replace(parts.settings, tokenizer_path=beside)
-    # A planned run that goes on by its flags can also go on by its budget afterwards.
-    job.files.settings = copy(job.files.settings)
-    vars(job.files.settings).update(budget)
+        job.files.settings.tokenizer_path = str(tokenizer_beside(job.files.outputs["weights"]))
     exit_code = Trainer(job, run_context).run()
     if run_context.caller:
         run_context.caller.result = result_of(job.files, exit_code)

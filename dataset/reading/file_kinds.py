@@ -337,7 +337,7 @@ def expand_user(path: str | Path) -> Path:
 # one: the user wants that one, whatever its name. Their caches have the same texts again, or row numbers.
 OUTPUT = re.compile(
     r"(.*/)?([^/]*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow)"
-    r"|(.*/)?([^/]*_resume(_old\d*)?|(wandb|swanlog)/(latest-run|(offline-)?run-[^/]*))/.*",
+    r"|(.*/)?([^/]*_resume(_old\d*)?|tokenizer-[0-9a-f]{16}|(wandb|swanlog)/(latest-run|(offline-)?run-[^/]*))/.*",
     re.DOTALL,
 )
 # Files that identify a token store; a model and a tokenizer, which have further ones of the suffixes below

@@ -22,14 +22,14 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import Timeout
@@ -74,6 +74,74 @@ PROGRESS_INTERVAL_S = 15
 Numbers = Any
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
 Stats = tuple[str, int, int, int, int]
+# what is made of a text, and opened
+Made = TypeVar("Made")
+
+
+class DataFiles:
+    """The files of some paths, their digests, and the folders where what is made of them may be kept.
+
+    notices: lines on files that are left out. stats, digests: of each file. size: bytes of all. Errors: DataError; UserError for a file
+    that cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[str], reading: TextSettings, progress: bool) -> None:
+        """progress: print lines."""
+        self.progress = progress
+        # Folders are walked once.
+        choices = [choose_files(path, reading.text_suffixes) for path in paths]
+        self.files = [file for chosen, _ in choices for file in chosen]
+        self.notices = [line for _, lines in choices for line in lines]
+        named = expand_user(paths[0].removeprefix("file://"))
+        beside = (named if named.is_dir() else self.files[0].parent) / ".token_store"
+        # best first
+        self.folders = [expand_user(reading.cache_dir)] if reading.cache_dir else [beside, user_cache() / "token_store"]
+        self.hashed_at = time.time()
+        with user_errors():
+            self.stats = stats_of(self.files)
+            known = {tuple(stat): digest for folder in self.folders for *stat, digest in read_hashes(folder)}
+            self.hashed = {stat: file_digest(Path(stat[0])) for stat in self.stats if stat not in known}
+        digests = known | self.hashed
+        self.digests = [digests[stat] for stat in self.stats]
+        self.size = sum(size for _, size, *_ in self.stats)
+
+    def open_or_make(
+        self, name: str, source: str, open_folder: Callable[[Path], Made | None], make: Callable[[Path], None]
+    ) -> Made:
+        """What `open_folder` makes of the folder `name`; None: it is missing or damaged, and `make` fills a new one.
+
+        Of processes that start together one makes it and the others wait. source: what they make by turns. Errors: DataError.
+        """
+        opened = next(filter(None, (open_folder(folder / name) for folder in self.folders)), None)
+        if opened is None:
+            folder = first_writable(self.folders)
+            with locked_build_folder(folder, source, self.progress) as temporary:
+                # Another process may have made it while this one waited.
+                opened = open_folder(folder / name)
+                if opened is None:
+                    if (folder / name).is_dir():
+                        announce(f"{folder / name} is damaged; it is rebuilt")
+                    with atomic_folder(folder / name, temporary):
+                        make(temporary)
+                    sync_folder(folder)
+                    opened = open_folder(folder / name)
+        assert opened is not None
+        if self.hashed:
+            self._keep_hashes(next(folder for folder in self.folders if (folder / name).is_dir()))
+        return opened
+
+    def _keep_hashes(self, folder: Path) -> None:
+        """Add new digests to the hashes.json of a folder, if it can be written."""
+        entries = {entry[0]: entry for entry in read_hashes(folder)}
+        for stat, digest in self.hashed.items():
+            path, _, modified, changed, _ = stat
+            # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
+            # was read could be written again within one time stamp: it is hashed again at the next start.
+            if (modified if os.name == "nt" else changed) / 1e9 < self.hashed_at - TIMESTAMP_MARGIN_S:
+                entries[path] = [*stat, digest]
+        listed = list(entries.values())
+        with contextlib.suppress(OSError), atomic_file(folder / "hashes.json") as out:
+            out.write(json.dumps({"files": listed, "sha256": digest_of_json(listed)}).encode())
 
 
 def open_or_build(
@@ -87,81 +155,43 @@ def open_or_build(
     """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
 
     The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `reading.cache_dir`.
-    Of processes that start together one builds and the others wait.
     num_procs: default up to all cores.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
     that cannot be written; UserError for a file that cannot be read.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    # Folders are walked once.
-    choices = [choose_files(path, reading.text_suffixes) for path in paths]
-    files = [file for chosen, _ in choices for file in chosen]
+    data = DataFiles(paths, reading, progress)
     text_field, skip_bad_lines, split_text = reading.text_field, reading.skip_bad_lines, reading.split_text
-    folders = candidate_folders(paths[0], files[0], reading.cache_dir)
     with user_errors():
-        stats = stats_of(files)
-        hashed_at = time.time()
-        digests, hashed = digests_of(stats, folders)
-        kinds = [kind_of(file) for file in files]
-        data = [(kind.suffix + kind.compression, digests[stat]) for kind, stat in zip(kinds, stats, strict=True)]
+        kinds = [kind_of(file) for file in data.files]
+    contents = [(kind.suffix + kind.compression, digest) for kind, digest in zip(kinds, data.digests, strict=True)]
     # Only if it changes what is read: other stores keep their names.
     split = [split_text] if split_text and any(kind.is_text for kind in kinds) else []
-    key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines, *split])
+    key = digest_of_json([FORMAT, contents, encoder.fingerprint, text_field, skip_bad_lines, *split])
     if text_field == CONVERSATION:
         key = digest_of_json([key, CHAT_VERSION])
     source = _source_name(Path(paths[0]))
-    name = f"{source}-{key[:16]}"
-    store = next(filter(None, (open_store(folder / name) for folder in folders)), None)
-    if store is None:
-        dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
-        folder = first_writable(folders)
-        with locked_build_folder(folder, source, progress) as temporary:
-            # Another process may have built it while this one waited.
-            store = open_store(folder / name, report=True)
-            if store is None:
-                # Before hours of tokenising
-                document_end = split_text or encoder.document_end
-                texts = list(plain_texts(files, text_field, skip_bad_lines, document_end, SAMPLE))
-                losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
-                if encoder.fast or sum(size for _, size, *_ in stats) > MANY_CHARACTERS:
-                    encoder.use_fastokens(texts)
-                with atomic_folder(folder / name, temporary), contextlib.ExitStack() as open_files:
-                    writer = StoreWriter(temporary, open_files)
-                    _tokenise(writer, source, files, stats, encoder, reading, num_procs, progress)
-                    notes = [f"{source}: {note}" for note in report_of(writer.notes)]
-                    notes += losses if encoder.should_keep_text else []
-                    writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
-                sync_folder(folder)
-                store = TokenStore(folder / name)
-    keep_hashes(store.folder.parent, hashed, hashed_at)
-    store.files = files
-    store.cache_folders = folders
-    store.notices += [line for _, lines in choices for line in lines]
+
+    def make(folder: Path) -> None:
+        # Before hours of tokenising
+        texts = list(plain_texts(data.files, text_field, skip_bad_lines, split_text or encoder.document_end, SAMPLE))
+        losses = lost_text(texts, encoder.round_trip, f"{paths[0]}: {encoder.name}")
+        if encoder.fast or data.size > MANY_CHARACTERS:
+            encoder.use_fastokens(texts)
+        with contextlib.ExitStack() as open_files:
+            writer = StoreWriter(folder, open_files)
+            _tokenise(writer, source, data, encoder, reading, num_procs)
+            notes = [f"{source}: {note}" for note in report_of(writer.notes)]
+            notes += losses if encoder.should_keep_text else []
+            dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
+            writer.finish({"key": key, "source_name": source, "dtype": dtype, "notes": notes})
+
+    store = data.open_or_make(f"{source}-{key[:16]}", source, open_store, make)
+    store.files = data.files
+    store.cache_folders = data.folders
+    store.notices += data.notices
     return store
-
-
-def digests_of(stats: Sequence[Stats], folders: Sequence[Path]) -> tuple[dict[Stats, str], dict[Stats, str]]:
-    """({stats of a file: its SHA-256}, those that no hashes.json in these folders knew). Errors: OSError."""
-    known = {tuple(stat): digest for folder in folders for *stat, digest in read_hashes(folder)}
-    hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
-    return known | hashed, hashed
-
-
-def keep_hashes(folder: Path, hashed: Mapping[Stats, str], hashed_at: float) -> None:
-    """Add digests of files to the hashes.json of a folder, if it can be written. hashed_at: when, or before."""
-    if not hashed:
-        return
-    entries = {entry[0]: entry for entry in read_hashes(folder)}
-    for stat, digest in hashed.items():
-        path, _, modified, changed, _ = stat
-        # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
-        # was read could be written again within one time stamp: it is hashed again at the next start.
-        if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
-            entries[path] = [*stat, digest]
-    listed = list(entries.values())
-    with contextlib.suppress(OSError), atomic_file(folder / "hashes.json") as out:
-        out.write(json.dumps({"files": listed, "sha256": digest_of_json(listed)}).encode())
 
 
 def read_hashes(folder: Path) -> list[list[Any]]:
@@ -204,26 +234,24 @@ def locked_build_folder(folder: Path, source: str, progress: bool) -> Iterator[P
 def _tokenise(
     writer: "StoreWriter",
     source: str,
-    files: list[Path],
-    stats: list[Stats],
+    data: DataFiles,
     encoder: DocumentEncoder,
     reading: TextSettings,
     num_procs: int | None,
-    progress: bool,
 ) -> None:
     """Write the documents of the files. Errors: DataError, OSError."""
-    name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
-    source_bytes = sum(size for _, size, *_ in stats)
+    name = f"{source} ({len(data.files):,} files)" if len(data.files) > 1 else source
+    source_bytes = data.size
     # Without fork each process imports torch again, 0.3 GB.
     most_procs = usable_cores() if sys.platform == "linux" else min(usable_cores(), 4)
     num_procs = num_procs or min(most_procs, max(1, source_bytes // BYTES_PER_PROCESS))
-    if progress:
+    if data.progress:
         announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
     begin = last_line = time.monotonic()
     done = 0
     state = ""
     document_end = reading.split_text or encoder.document_end
-    blocks = (split_into_blocks(file, reading.text_field, BLOCK_BYTES, document_end) for file in files)
+    blocks = (split_into_blocks(file, reading.text_field, BLOCK_BYTES, document_end) for file in data.files)
     encode = partial(encode_block, encoder, reading)
     with closing(encode_blocks(chain.from_iterable(blocks), encode, num_procs)) as results:
         for block in results:
@@ -235,33 +263,23 @@ def _tokenise(
             rate = done / max(now - begin, 1e-9)
             so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
             state = f"{so_far}, {rate / 1e6:.1f} MB/s"
-            if progress and now - last_line > PROGRESS_INTERVAL_S:
+            if data.progress and now - last_line > PROGRESS_INTERVAL_S:
                 last_line = now
                 minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
                 announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
     # The name of the store has the digest of the earlier content. A file written to since then may have given other
     # documents. A chmod or a new link leaves the first three values alone.
-    if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
-        raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
+    if [stat[:3] for stat in stats_of(data.files)] != [stat[:3] for stat in data.stats]:
+        raise DataError(f"{data.files[0].parent}: the data changed while it was being tokenised; start again")
     if not writer.documents:
         bad = writer.bad_lines.total
         reason = "; ".join(["the files have no text", *report_of(writer.notes)])
         if bad:
             first = next(iter(writer.bad_lines.places.values()))[0]
             reason = f"all {bad:,} lines are bad; line {first.line}: {first.reason}"
-        raise DataError(f"{files[0]}: no document in there; {reason}")
-    if progress:
+        raise DataError(f"{data.files[0]}: no document in there; {reason}")
+    if data.progress:
         announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
-
-
-def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
-    """Candidate folders for the store, best first."""
-    if cache_dir:
-        return [expand_user(cache_dir)]
-    user_folder = user_cache() / "token_store"
-    named = expand_user(path.removeprefix("file://"))
-    folder = named if named.is_dir() else first_file.parent
-    return [folder / ".token_store", user_folder]
 
 
 def _source_name(path: Path) -> str:
@@ -410,16 +428,11 @@ class StoreWriter:
         sync_folder(self.folder)
 
 
-def open_store(folder: Path, report: bool = False) -> TokenStore | None:
-    """The store in the folder; None if it is missing or damaged. report: announce the damage."""
-    if not folder.is_dir():
-        return None
-    try:
+def open_store(folder: Path) -> TokenStore | None:
+    """The store in the folder; None if it is missing or damaged."""
+    with contextlib.suppress(ValueError, OSError):
         return TokenStore(folder)
-    except (ValueError, OSError) as error:
-        if report:
-            announce(f"{folder} is damaged ({error}); it is rebuilt")
-        return None
+    return None
 
 
 def first_writable(folders: list[Path]) -> Path:

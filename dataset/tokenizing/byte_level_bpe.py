@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 import sys
 import unicodedata
 from collections import Counter
@@ -77,8 +78,11 @@ AUTO = "auto"
 MANY_MARKS = 0.03
 # Maximum characters of a part of a text in training, whose time grows with the square of a piece
 LONGEST_PIECE = 4096
-# To the last place where a piece ends by every rule: behind a letter or digit, before one of these marks.
-WHOLE_PIECES = re.compile(r".*[^\W_](?=[\n ,.，。])", re.DOTALL)
+# Maximum characters encoded at once: about 700 MB in the tokenizer if each is a token
+LONGEST_WHOLE = 1 << 21
+# Characters that a part may end before: after a letter, and after a digit
+MARKS = "\n ,.，。"
+AFTER_DIGITS = string.whitespace[:4] + string.punctuation
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
 # 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between pieces.
@@ -190,13 +194,29 @@ def best_pieces(texts: Iterable[str]) -> str:
     return "qwen35" if kinds["M"] > MANY_MARKS * kinds["L"] else "llama-bpe"
 
 
-def parts_for_training(text: str) -> Iterator[str]:
-    """Yields a text in parts of at most LONGEST_PIECE characters, which have the pieces of the whole; only longer ones are
-    divided. A cut within a word takes one pair of some thousand from the counts."""
+# A tokenizer holds more than 100 bytes per byte of a text until it is done, so a long text is encoded in parts, with the
+# ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop, or after a digit and
+# before any mark of ASCII. There all WORD_PATTERNS end a piece, whatever follows: a run of letters or digits is over, and
+# the next character starts a new piece; no merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
+# LONGEST_WHOLE characters.
+def is_cut(before: str, after: str) -> bool:
+    """True if a part may end between two characters."""
+    if before in string.digits:
+        return after in AFTER_DIGITS
+    # a letter of the Unicode tables of 2002, on which all later ones agree
+    return after in MARKS and unicodedata.ucd_3_2_0.category(before)[0] == "L"
+
+
+def parts_of(text: str, max_characters: int) -> Iterator[str]:
+    """Yields parts of at most `max_characters`; a longer one only if it has no place to cut."""
     begin = 0
-    while len(text) - begin > LONGEST_PIECE:
-        whole = WHOLE_PIECES.match(text, begin, begin + LONGEST_PIECE)
-        end = whole.end() if whole else begin + LONGEST_PIECE
+    while len(text) - begin > max_characters:
+        # one character too many: the caller refuses such a part
+        furthest = min(len(text), begin + LONGEST_WHOLE + 1)
+        # the last place within the part, else the first one after it
+        last = begin + max_characters
+        places = chain(range(last, begin, -1), range(last + 1, furthest))
+        end = next((at for at in places if is_cut(text[at - 1], text[at])), furthest)
         yield text[begin:end]
         begin = end
     yield text[begin:]
@@ -224,7 +244,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = AUTO, may_be_
         max_token_length=32,
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(chain.from_iterable(map(parts_for_training, texts)), trainer)
+    parts = (part for text in texts for part in parts_of(text, LONGEST_PIECE))
+    # Only longer pieces are divided: a cut within a word takes one pair of some thousand from the counts.
+    pieces_of = (part[at : at + LONGEST_PIECE] for part in parts for at in range(0, len(part), LONGEST_PIECE))
+    tokenizer.train_from_iterator(pieces_of, trainer)
     got = tokenizer.get_vocab_size()
     if got != vocab_size and not may_be_fewer:
         raise ValueError(

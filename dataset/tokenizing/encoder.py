@@ -4,10 +4,8 @@ import contextlib
 import hashlib
 import json
 import os
-import string
-import unicodedata
 from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +15,7 @@ from tokenizers import Tokenizer
 from common.errors import UserError, library_errors
 from common.wording import announce
 from dataset.arrays import Ints
-from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, WORD_PATTERNS
+from dataset.tokenizing.byte_level_bpe import GPT2, KNOWN_PATTERNS, LONGEST_WHOLE, WORD_PATTERNS, is_cut, parts_of
 from dataset.tokenizing.plain_tokenizer import plain_tokenizer
 from dataset.tokenizing.tokenizer_files import SAMPLE, check_readable, load_by_transformers, remove_bos_template
 
@@ -28,13 +26,8 @@ if TYPE_CHECKING:
 
 # Maximum characters of a part of a long text
 PART_CHARACTERS = 1 << 18
-# Maximum characters encoded at once: about 700 MB in the tokenizer if each is a token
-LONGEST_WHOLE = 1 << 21
 # From this many on, the start of the faster tokenizer pays: 0.04 s, for 150,000 entries 1.8 s.
 MANY_CHARACTERS = 1 << 20
-# Characters that a part may end before: after a letter, and after a digit
-MARKS = "\n ,.，。"
-AFTER_DIGITS = string.whitespace[:4] + string.punctuation
 
 
 class TooLongToEncode(UserError):
@@ -234,18 +227,13 @@ def is_plain_bpe(spec: dict[str, Any]) -> bool:
 # --------------------------------------------------------------------------------------------- long texts in parts
 
 
-# A tokenizer holds more than 100 bytes per byte of a text until it is done, so a long text is encoded in parts, with the
-# ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop, or after a digit and
-# before any mark of ASCII. There all WORD_PATTERNS end a piece, whatever follows: a run of letters or digits is over, and
-# the next character starts a new piece; no merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
-# LONGEST_WHOLE characters.
 def can_be_cut(spec: dict[str, Any], parse_special_tokens: bool) -> bool:
     """True if long texts may be cut for the tokenizer of this tokenizer.json."""
     for token in spec["added_tokens"]:
         # Such tokens are split off before a text is cut into pieces. One that spans a cut, or depends on its neighbours,
         # forbids cuts.
         if parse_special_tokens or not token["special"]:
-            spans = any(_is_cut(*pair) for pair in pairwise(token["content"]))
+            spans = any(is_cut(*pair) for pair in pairwise(token["content"]))
             if spans or token["rstrip"] or token["single_word"]:
                 return False
     normalizer = (spec["normalizer"] or {"type": "none"})["type"]
@@ -268,26 +256,3 @@ def _is_known(step: dict[str, Any]) -> bool:
     if step["type"] == "Split":
         return step["behavior"] in ("Isolated", "Removed") and step["pattern"].get("Regex") in KNOWN_PATTERNS
     return bool(step["type"] == "Digits")
-
-
-def _is_cut(before: str, after: str) -> bool:
-    """True if a part may end between two characters."""
-    if before in string.digits:
-        return after in AFTER_DIGITS
-    # a letter of the Unicode tables of 2002, on which all later ones agree
-    return after in MARKS and unicodedata.ucd_3_2_0.category(before)[0] == "L"
-
-
-def parts_of(text: str, max_characters: int) -> Iterator[str]:
-    """Yields parts of at most `max_characters`; a longer one only if it has no place to cut."""
-    begin = 0
-    while len(text) - begin > max_characters:
-        # one character too many: the caller refuses such a part
-        furthest = min(len(text), begin + LONGEST_WHOLE + 1)
-        # the last place within the part, else the first one after it
-        last = begin + max_characters
-        places = chain(range(last, begin, -1), range(last + 1, furthest))
-        end = next((at for at in places if _is_cut(text[at - 1], text[at])), furthest)
-        yield text[begin:end]
-        begin = end
-    yield text[begin:]

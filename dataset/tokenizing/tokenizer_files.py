@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
-from common.errors import DataError, library_errors, optional_package
+from common.errors import DataError, UserError, library_errors, optional_package
 from common.files import digest_of_json
 from common.start import ROOT
 from common.wording import counted
@@ -99,21 +99,21 @@ def tokenizer_folder(weight: str | Path) -> Path:
     return next(folder for folder in folders if folder == DEFAULT or has_tokenizer(folder))
 
 
-def other_tokenizer_line(weight: Path, folder: str | Path) -> str:
-    """The error for a weight whose .json names another vocabulary than that of `folder`, and what to do."""
-    return (
-        f"{weight} was trained with another tokenizer than {folder}: copy the folder {tokenizer_beside(weight).name} of its "
-        "run beside it, or name the tokenizer with --tokenizer_path"
-    )
-
-
-def unnamed_tokenizer_warning(weight: Path) -> str:
-    """The warning for a weight that is read with DEFAULT, and whose .json names no vocabulary."""
+def check_vocabulary(weight: Path, recorded: object, vocabulary: str, folder: str | Path) -> list[str]:
+    """A line where it is not known whether a weight has the tokenizer of `folder`. recorded, vocabulary: digests, by the weight's record
+    (None: it names none) and of that tokenizer. Errors: UserError for another one."""
+    if recorded not in (None, vocabulary):
+        raise UserError(
+            f"{weight} was trained with another tokenizer than {folder}: copy the folder {tokenizer_beside(weight).name} of its "
+            "run beside it, or name the tokenizer with --tokenizer_path"
+        )
+    if recorded is not None or Path(folder) != DEFAULT:
+        return []
     # Weights of this repository name one; the public code has another tokenizer of the same size.
-    return (
-        f"warning: {weight} does not say which tokenizer it was trained with, so the one in model/ is used: if that is "
-        "wrong, name its own with --tokenizer_path"
-    )
+    return [
+        f"warning: {weight} does not say which tokenizer it was trained with, so the one in model/ is used: if that is wrong, name "
+        "its own with --tokenizer_path"
+    ]
 
 
 def check_readable(folder: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import random
 import re
 from base64 import b64encode
-from itertools import accumulate
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.byte_level_bpe import LONGEST_PIECE, SPECIAL_TOKENS, parts_for_training, piece_rule, train_bpe
+from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, piece_rule, train_bpe
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sample import draw_sample
 from tests.helpers import ROOT, SHARED, complaint, needs_shared, records, run_program, write_texts, write_weights
@@ -163,23 +162,8 @@ def test_a_long_word_gives_the_vocabulary_of_its_parts(name, monkeypatch):
     """Its time grows with the square of a part. Reference: training on the whole word."""
     word = long_words()[name]
     ours = train_bpe([word], 330)
-    assert [len(part) for part in parts_for_training(word)] == [LONGEST_PIECE] * 2 + [10_000 % LONGEST_PIECE]
     monkeypatch.setattr(byte_level_bpe, "LONGEST_PIECE", 1 << 20)
     assert ours.get_vocab().keys() == train_bpe([word], 330).get_vocab().keys()
-
-
-@given(st.lists(st.sampled_from(["ab", "1", " ", "\n", ",", "。", "!", "'s", "क्", "_", "é", "好"]), max_size=60))
-@pytest.mark.parametrize("rule", byte_level_bpe.PIECE_RULES)
-def test_parts_for_training_have_the_pieces_of_the_whole(rule, words):
-    """Wherever no run without a border is longer than a part. Reference: the rule on the whole text."""
-    text = "".join(words)
-    split = byte_level_bpe.untrained_bpe(rule).pre_tokenizer.pre_tokenize_str
-    with mock.patch.object(byte_level_bpe, "LONGEST_PIECE", 8):
-        parts = list(parts_for_training(text))
-    assert "".join(parts) == text and all(len(part) <= 8 for part in parts)
-    borders = {end for _, (_, end) in split(text)}
-    ends = set(accumulate(map(len, parts)))
-    assert all(end in borders or not re.search(r"[^\W_][\n ,.，。]", text[max(0, end - 8) : end + 1]) for end in ends)
 
 
 @pytest.mark.parametrize("letters", ["ประเทศไทยเปนเมองเลกๆ", "ACGT"])

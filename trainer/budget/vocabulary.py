@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from common.wording import announce
 from dataset.corpus import Corpus
-from dataset.own_tokenizer import FIGURES, TRAINED, Request, own_tokenizers
 from dataset.shares import group_sources
 from model.config import ModelConfig, parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import CPU_UTILISATION, GPU_UTILISATION, HELD_OUT_TOKENS, Machine, entry_seconds, sampled_ids
-from trainer.budget.difficulty import difficulty_of_tokens
+from trainer.budget.own_tokenizer import FIGURES, HELD_OUT_SHARE, Request, own_tokenizers
 from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
 from trainer.pretrain.memory import flops_per_token
@@ -23,7 +20,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 # Text to train a tokenizer on, in bytes: at most MAX_BYTES, and so many for each second of a budget. They take 0.3 s/MB (English) to
 # 1.4 s/MB (Chinese) of a core: 2 to 8 % of the budget. Twice the text gives 0.8 % more bytes per token. And MEMORY_TIMES as much memory.
-MAX_BYTES = 40e6
+MAX_BYTES = float(1 << 25)
 BYTES_PER_SECOND = 60e3
 MEMORY_TIMES = 60
 # A size has to promise this much less than a smaller one, which takes less memory and time.
@@ -41,19 +38,18 @@ Sizes = Callable[[int], Sequence[ModelConfig]]
 
 
 def tokenizers_of_text(settings: PretrainSettings, ranks: Ranks, kind: TextKind, memory: float | None) -> Path | None:
-    """The folder of tokenizers of the text's own (dataset/own_tokenizer.py); None: the user has chosen one, or there is no text for any.
+    """The folder of tokenizers of the text's own (own_tokenizer.py); None: the user has chosen one, or there is no text for any.
 
     memory: bytes that a rank may take; None: unknown. A collective: each machine has them. Errors: UserError, DataError.
     """
     if "tokenizer_path" in settings.user_set or settings.from_weight != "none" or kind is not DOCUMENTS:
         return None
-    max_bytes = min(MAX_BYTES, BYTES_PER_SECOND * (settings.budget_seconds or math.inf))
-    if memory is not None:
-        # A power of two: free memory varies, and another number would train another tokenizer.
-        max_bytes = min(max_bytes, 2.0 ** int(math.log2(memory / MEMORY_TIMES)))
+    most = min(MAX_BYTES, BYTES_PER_SECOND * (settings.budget_seconds or math.inf), (memory or math.inf) / MEMORY_TIMES)
+    # Of about as much time and free memory, a power of two: another number trains other tokenizers.
+    max_bytes = 2.0 ** int(math.log2(most))
     is_free = not {"val_path", "val_fraction"} & settings.user_set
-    held_out = None if is_free else settings.val_fraction
-    request = Request(group_sources(data_of(settings, kind)), settings, held_out, max_bytes, difficulty_of_tokens)
+    held_out = HELD_OUT_SHARE if is_free else settings.val_fraction
+    request = Request(group_sources(data_of(settings, kind)), settings, held_out, max_bytes)
     return first_rank_first(ranks, partial(own_tokenizers, request, ranks.is_main))
 
 
@@ -127,14 +123,13 @@ def knows_held_out(corpus: Corpus, folder: Path) -> bool:
     """Returns whether the tokenizers in a folder are trained on text that the run holds out; a line tells of it."""
     if corpus.val_documents is None or corpus.val_store is not corpus.store:
         return False
-    trained = dict(np.load(folder / TRAINED).tolist())
-    hashes, part = corpus.store.copy_hash, corpus.split_document
-    ends = np.zeros(len(hashes), np.int64)
-    if part is not None:
-        # The rest of this document is trained.
-        hashes = np.insert(hashes, part + 1, hashes[part])
-        ends = np.insert(ends, part + 1, corpus.store.text_bytes[part])
-    is_known = any(trained.get(int(hashes[number]), 0) > ends[number] for number in corpus.val_documents)
+    trained: Mapping[str, int] = json.loads((folder / FIGURES).read_text())["trained"]
+    # trained bytes that a held-out document may share: those of the document whose end it is
+    begins = dict.fromkeys(corpus.val_documents.tolist(), 0)
+    if corpus.split_document is not None:
+        begins[corpus.split_document + 1] = corpus.store.text_bytes[corpus.split_document]
+    hashes = corpus.store.copy_hash
+    is_known = any(trained.get(str(hashes[number]), 0) > begin for number, begin in begins.items())
     if is_known:
         announce(
             "note: a tokenizer of the text's own would know held-out text, so this repository's is used; --val_path helps"

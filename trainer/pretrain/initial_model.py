@@ -12,10 +12,9 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
+    check_vocabulary,
     check_vocabulary_size,
     has_tokenizer,
-    other_tokenizer_line,
-    unnamed_tokenizer_warning,
     vocabulary_digest,
 )
 from model.config import ARCHITECTURE, TOKEN_IDS, ModelConfig
@@ -24,7 +23,7 @@ from model.model_minimind import MiniMindLM
 from model.weight_record import VOCABULARY_FIELD, existing_weights_hint, read_record
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, find_weight
 from trainer.sharding import ranks_per_model
 
 ModelT = TypeVar("ModelT", bound=MiniMindLM)
@@ -68,11 +67,7 @@ def open_model(
         config = ModelConfig(**shape, **ids, vocab_size=vocab_size, dropout=settings.dropout)
         weight = settings.weight()
         if weight is not None:
-            recorded = read_record(weight).get(VOCABULARY_FIELD)
-            if recorded is None and path == DEFAULT_TOKENIZER:
-                notices.append(unnamed_tokenizer_warning(weight))
-            if recorded not in (None, vocabulary):
-                raise UserError(f"--from_weight {other_tokenizer_line(weight, path)}")
+            notices += check_vocabulary(weight, read_record(weight).get(VOCABULARY_FIELD), vocabulary, path)
         make = partial(init_model, MiniMindLM, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()

@@ -371,7 +371,8 @@ class PretrainSettings(
         """The folder of the tokenizer where no flag names one: of the run to resume, of the weights to start from, or ours."""
         assert self.hidden_size is not None
         stem = self.stem(self.hidden_size, bool(self.use_moe))
-        weights = [Path(f"{stem}.pth") if self.from_resume else None, self.weight()]
+        is_resumed = self.from_resume and os.path.isdir(f"{stem}_resume")
+        weights = [Path(f"{stem}.pth") if is_resumed else None, self.weight()]
         folders = [str(tokenizer_beside(weight)) for weight in weights if weight is not None]
         return next(filter(os.path.isdir, folders), DEFAULT_TOKENIZER)
 

@@ -16,8 +16,10 @@ from common.errors import DataError
 from dataset.reading.settings import TextSettings
 from dataset.store import build
 from dataset.store.build import open_or_build
+from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing import encoder as encoder_module
-from dataset.tokenizing.encoder import DocumentEncoder, parts_of
+from dataset.tokenizing.byte_level_bpe import MARKS, parts_of
+from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, LEARNED, tokenizer_of
 from tests.helpers import write_texts
@@ -67,12 +69,13 @@ def test_text_for_the_public_families_is_cut_behind_words_and_numbers(kind):
         parts = list(parts_of(text * 50, 64))
         assert "".join(parts) == text * 50
         assert max(map(len, parts)) <= 64
-        assert text not in words or all(part[0] in encoder_module.MARKS for part in parts[1:])
+        assert text not in words or all(part[0] in MARKS for part in parts[1:])
 
 
 def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkeypatch):
     """Letters without a gap, and any long text for a tokenizer of which nothing is known: file and line, no traceback."""
-    monkeypatch.setattr(encoder_module, "LONGEST_WHOLE", 1000)
+    for module in (byte_level_bpe, encoder_module):
+        monkeypatch.setattr(module, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(encoder_module, "PART_CHARACTERS", 100)
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
     path = write_texts(tmp_path / "data.jsonl", texts)

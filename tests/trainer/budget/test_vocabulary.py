@@ -11,9 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import DataError
-from dataset import own_tokenizer
 from dataset.corpus import Corpus
-from dataset.own_tokenizer import FIGURES, Request, own_tokenizers, train_sizes
 from dataset.reading.settings import DEFAULTS
 from dataset.shares import group_sources
 from dataset.store import build
@@ -23,8 +21,8 @@ from model.weight_record import VOCABULARY_FIELD, read_record
 from scripts import generate
 from tests.helpers import ROOT, SMALL, before_update, command_line, flags, train, write_records, write_texts
 from trainer import train_pretrain, train_sft
-from trainer.budget import vocabulary
-from trainer.budget.difficulty import difficulty_of_tokens
+from trainer.budget import own_tokenizer, vocabulary
+from trainer.budget.own_tokenizer import FIGURES, HELD_OUT_SHARE, Request, own_tokenizers, train_sizes
 from trainer.budget.planner import fixed_fields, sizes
 from trainer.budget.vocabulary import Machine, best_entries
 from trainer.pretrain.settings import PretrainSettings
@@ -48,8 +46,8 @@ def text(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("text") / "text.jsonl", texts)
 
 
-def request(path, held_out=None, max_bytes=4e7):
-    return Request(group_sources([str(path)]), DEFAULTS, held_out, max_bytes, difficulty_of_tokens)
+def request(path, held_out=HELD_OUT_SHARE):
+    return Request(group_sources([str(path)]), DEFAULTS, held_out, 4e7)
 
 
 def test_smaller_tokenizers_are_those_of_a_training_for_them(text, tmp_path, monkeypatch):
@@ -66,7 +64,7 @@ def test_smaller_tokenizers_are_those_of_a_training_for_them(text, tmp_path, mon
     assert [alone.token_to_id(token) for token in SPECIAL_TOKENS] == [*range(13)]
 
 
-@pytest.mark.parametrize("held_out", [None, 0.1])
+@pytest.mark.parametrize("held_out", [HELD_OUT_SHARE, 0.2])
 @pytest.mark.parametrize("n_texts", [1, 8, 450])
 def test_what_is_held_out_trains_no_tokenizer(text, tmp_path, n_texts, held_out):
     """Reference: the documents that the corpus holds out."""
@@ -75,12 +73,12 @@ def test_what_is_held_out_trains_no_tokenizer(text, tmp_path, n_texts, held_out)
     if n_texts < 450:
         path = write_texts(tmp_path / "long.jsonl", ["\n".join(lines[at::n_texts]) for at in range(n_texts)])
     texts, n_bytes, _ = own_tokenizer.training_texts(request(path, held_out), encoder)
-    corpus = Corpus([str(path)], encoder, max_seq_len=64, seed=0, val_fraction=held_out or 0.02, progress=False)
+    corpus = Corpus([str(path)], encoder, max_seq_len=64, seed=0, val_fraction=held_out, progress=False)
     offsets = corpus.store.offsets
     for document in corpus.val_documents:
         left_out = encoder.decode(corpus.store.tokens[offsets[document] : offsets[document + 1]].tolist())
         assert left_out[-60:] not in "".join(texts) and left_out[:60] not in "".join(texts)
-    assert n_texts == 8 or (1 - 1.6 * (held_out or 0.04)) * n_bytes < sum(map(len, texts)) < n_bytes
+    assert n_texts == 8 or (1 - 1.6 * held_out) * n_bytes < sum(map(len, texts)) < n_bytes
 
 
 def test_what_a_run_holds_out_after_all_is_noticed(tmp_path):
@@ -180,12 +178,14 @@ def test_a_plan_trains_a_tokenizer_that_all_find_and_a_kill_does_not_lose(text, 
 def test_two_starts_at_once_train_one_tokenizer_and_keep_the_digests_of_the_files(text, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(build, "TIMESTAMP_MARGIN_S", -10.0)
     both = [request(shutil.copy(text, tmp_path))] * 2
+    # of a start that was killed, with other text
+    (tmp_path / ".token_store" / ".tokenizer-0.store-under-way" / "1024").mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(own_tokenizers, both, [True, True])
-    assert one == other and (one / FIGURES).is_file()
+    assert one == other and (one / FIGURES).is_file() and not [*one.parent.glob("*under-way")]
     assert capfd.readouterr().out.count("training a tokenizer on the text") == 1
     stats = build.stats_of([tmp_path / "text.jsonl"])
-    assert not build.digests_of(stats, [one.parent])[1]
+    assert [entry[:-1] for entry in build.read_hashes(one.parent)] == [list(stat) for stat in stats]
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(text, tmp_path, monkeypatch):
@@ -196,6 +196,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text, tmp_path, monkeypatch)
     with pytest.raises(DataError, match="No space left on device; --cache_dir names another folder"):
         own_tokenizers(request(shutil.copy(text, tmp_path)), False)
     assert not list((tmp_path / ".token_store").glob("*/"))
+
+
+def test_a_resume_without_a_checkpoint_leaves_the_tokenizer_of_a_start_that_was_killed(tmp_path):
+    beside = tmp_path / "pretrain_32.tokenizer"
+    for left, expected in ((beside, ROOT / "model"), (tmp_path / "pretrain_32_resume", beside)):
+        left.mkdir()
+        settings = PretrainSettings.parse(["--from_resume", "1", "--hidden_size", "32", "--out_dir", str(tmp_path)])
+        assert settings.tokenizer_path == str(expected)
 
 
 @pytest.mark.slow

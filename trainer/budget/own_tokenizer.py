@@ -7,7 +7,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,29 +17,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from common.errors import DataError
-from common.files import atomic_folder, digest_of_json
+from common.files import digest_of_json
 from common.processes import WorkerDied, Workers
 from common.wording import announce
-from dataset.arrays import Ints
 from dataset.corpus import MIN_DOCUMENTS, is_low
 from dataset.reading.bad_lines import BadLines
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import choose_files
 from dataset.reading.settings import TextSettings
 from dataset.shares import Curve, Source
-from dataset.store.build import (
-    candidate_folders,
-    copy_hash_of,
-    digests_of,
-    first_writable,
-    hash_of_text,
-    keep_hashes,
-    locked_build_folder,
-    stats_of,
-)
+from dataset.store.build import DataFiles, copy_hash_of, hash_of_text
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT
+from trainer.budget.difficulty import difficulty_of_tokens
 
 # Not 6,400: the law takes these for the repository's own entries.
 SIZES = (1024, 1600, 3200, 6144, 12_800, 25_600, 51_200, 102_400)
@@ -51,19 +42,14 @@ COMPARED_BYTES = 4_500_000
 EVALUATED_BYTES = 400_000
 EVALUATED_SHARE = 0.05
 # Raise this number when the same text gives other tokenizers or figures.
-FORMAT = 2
+FORMAT = 3
 FIGURES = "figures.json"
-# Of each document that they are trained on: its hash, whatever its line ends are, and its bytes up to the last one that is used
-TRAINED = "trained.npy"
-# What a plan holds out is decided later. Upper bounds, see `share_to_hold_out`: a share of the documents, and their number.
-HELD_OUT_SHARE, HELD_OUT_DOCUMENTS = 0.02, 15
-# Or the end of a long text is held out. It is a share of the tokens; here this many times that share of the bytes is left out.
+# What a plan holds out is decided later: at most about this share of the documents (`share_to_hold_out`), or the end of a long text. That
+# end is a share of the tokens; here TAIL times that share of the bytes is left out.
+HELD_OUT_SHARE = 0.075
 TAIL = 1.25
 # Parts of documents, in bytes: a small share of a book is some parts of it.
 PART = 1 << 17
-
-# (tokens of a text, of another part of it) -> difficulty of the latter for a small model
-Difficulty = Callable[[Ints, Ints], float]
 
 
 class Part(NamedTuple):
@@ -77,14 +63,12 @@ class Part(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What tokenizers are trained on. held_out: share of the documents that the run holds out; None: a plan chooses it.
-    max_bytes: of text, at most. difficulty: to compare the sizes by."""
+    """What tokenizers are trained on. held_out: at most this share of the text is held out. max_bytes: of text, at most."""
 
     sources: Sequence[Source]
     reading: TextSettings
-    held_out: float | None
+    held_out: float
     max_bytes: float
-    difficulty: Difficulty
 
 
 def own_tokenizers(request: Request, progress: bool) -> Path | None:
@@ -92,48 +76,37 @@ def own_tokenizers(request: Request, progress: bool) -> Path | None:
 
     They are trained in a process of their own, or found where the token stores of this text are. Errors: DataError, UserError.
     """
-    reading = request.reading
-    paths = [path for source in request.sources for path in source.paths]
-    files = [file for path in paths for file in choose_files(path, reading.text_suffixes)[0]]
-    stats = stats_of(files)
-    if sum(size for _, size, *_ in stats) < MIN_BYTES:
+    reading, sources = request.reading, request.sources
+    data = DataFiles([path for source in sources for path in source.paths], reading, progress)
+    if data.size < MIN_BYTES:
         return None
-    folders = candidate_folders(paths[0], files[0], reading.cache_dir)
-    hashed_at = time.time()
-    digests, hashed = digests_of(stats, folders)
-    text = [[digests[stat] for stat in stats], [(len(source.paths), source.shares) for source in request.sources]]
+    text = [data.digests, [(len(source.paths), source.shares) for source in sources]]
     options = [reading.text_field, reading.skip_bad_lines, reading.split_text, request.held_out, request.max_bytes]
     name = f"tokenizer-{digest_of_json([FORMAT, text, options])[:16]}"
-    found = next((folder / name for folder in folders if (folder / name / FIGURES).is_file()), None)
-    folder = found or first_writable(folders) / name
-    keep_hashes(folder.parent, hashed, hashed_at)
-    if found is None:
-        with locked_build_folder(folder.parent, name, progress) as temporary:
-            # Another process may have trained them while this one waited.
-            if not (folder / FIGURES).is_file():
-                train_apart(request, folder, temporary, progress)
-    return folder
 
+    def open_folder(folder: Path) -> Path | None:
+        return folder if (folder / FIGURES).is_file() else None
 
-def train_apart(request: Request, folder: Path, temporary: Path, progress: bool) -> None:
-    """`train_sizes` in a process of its own: it takes forty times the memory of its text, and leaves threads behind. Errors: DataError."""
-    if progress:
-        announce("planning: training a tokenizer on the text")
-    try:
-        with atomic_folder(folder, temporary), closing(Workers(1, partial(train_sizes, request))) as workers:
-            list(workers.results(iter([temporary]), ahead=1))
-    except WorkerDied as lost:
-        raise DataError(f"the trainer of a tokenizer: {lost}; --tokenizer_path model needs none") from None
+    def train(folder: Path) -> None:
+        if progress:
+            announce("planning: training a tokenizer on the text")
+        # In a process of its own: it takes forty times the memory of its text, and leaves threads behind.
+        try:
+            with closing(Workers(1, partial(train_sizes, request))) as workers:
+                list(workers.results(iter([folder]), ahead=1))
+        except WorkerDied as lost:
+            raise DataError(f"the trainer of a tokenizer: {lost}; --tokenizer_path model needs none") from None
+
+    return data.open_or_make(name, name, open_folder, train)
 
 
 def train_sizes(request: Request, folder: Path) -> None:
     """Write the tokenizers, and FIGURES: {"sizes": {size: [bytes per token, difficulty]}, 0 for this repository's, ...}: of text that no
-    tokenizer has seen."""
+    tokenizer has seen; "trained" as `training_texts` returns it."""
     began = time.monotonic()
     folder.mkdir()
     encoders = {0: DocumentEncoder(load_tokenizer(DEFAULT))}
     texts, text_bytes, trained = training_texts(request, encoders[0])
-    np.save(folder / TRAINED, np.array([*trained.items()], np.uint64).reshape(-1, 2))
     # What is compared comes from all sources.
     random.Random(0).shuffle(texts)
     ends = np.cumsum([len(text.encode()) for text in texts])
@@ -150,11 +123,11 @@ def train_sizes(request: Request, folder: Path) -> None:
     figures = {}
     for size, encoder in encoders.items() if len(encoders) > 1 else ():
         before, own = (encoder.encode(part) for part in (compared, evaluated))
-        difficulty = request.difficulty(*(np.concatenate([*map(np.array, ids)]) for ids in (before, own)))
+        difficulty = difficulty_of_tokens(*(np.concatenate([*map(np.array, ids)]) for ids in (before, own)))
         # BOS is no target.
         figures[size] = [int(ends[n_evaluated - 1]) / sum(len(ids) - 1 for ids in own), difficulty]
     content = {"sizes": figures, "bytes": n_bytes, "text_bytes": text_bytes, "seconds": time.monotonic() - began}
-    (folder / FIGURES).write_text(json.dumps(content))
+    (folder / FIGURES).write_text(json.dumps({**content, "trained": trained}))
 
 
 def first_entries(tokenizer: Tokenizer, size: int) -> Tokenizer:
@@ -168,27 +141,23 @@ def first_entries(tokenizer: Tokenizer, size: int) -> Tokenizer:
 
 def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str], int, dict[int, int]]:
     """(texts of at most max_bytes, spread over the sources by their shares, without what a run is likely to hold out; bytes of all;
-    what TRAINED has). Whether it is held out after all is checked later, once the run's split is known: `knows_held_out`."""
+    {hash of a document, whatever its line ends are: its bytes up to the last one in these texts}). Whether it is held out after all is
+    checked later, once the run's split is known: `knows_held_out`."""
     # Areas under the shares; without shares there is one source.
     areas = [1.0 if source.shares is None else float(Curve(source.shares).area(1.0)) for source in request.sources]
     parts: list[Part] = []
     lengths: list[int] = []
     for source, area in zip(request.sources, areas, strict=True):
         parts += sampled_parts(source, request.reading, encoder, request.max_bytes * area / sum(areas), lengths)
-    share, has_few = request.held_out, len(lengths) < MIN_DOCUMENTS
-    if share is None:
-        share = HELD_OUT_SHARE if has_few else max(HELD_OUT_SHARE, HELD_OUT_DOCUMENTS / len(lengths))
-    longest = max(lengths, default=0)
-    tail = math.ceil(TAIL * share * sum(lengths))
+    # Any long text may be the one whose end is held out, which has the most tokens, not bytes. It is never held out whole.
+    longest = max(lengths, default=0) if len(lengths) < MIN_DOCUMENTS else math.inf
+    tail = math.ceil(TAIL * request.held_out * sum(lengths))
     texts: list[str] = []
     trained: dict[int, int] = {}
-    is_held_out = is_low(np.array([part.hash for part in parts], np.uint64), share)
-    for part, is_out in zip(parts, is_held_out, strict=True):
-        # Any long text may be the one whose end is held out: it has the most tokens, not bytes.
-        is_long = part.length >= 2 * tail or (has_few and part.length == longest)
-        end = part.length - tail * is_long
-        raw = part.raw[: max(0, end - part.begin)]
-        if raw and not is_out:
+    for part in parts:
+        is_long = part.length >= min(2 * tail, longest)
+        raw = part.raw[: max(0, part.length - tail * is_long - part.begin)]
+        if raw and (is_long or not is_low(np.array(part.hash, np.uint64), request.held_out)):
             # A part may begin or end within a character.
             texts.append(raw.decode(errors="ignore"))
             trained[part.copy_hash] = max(trained.get(part.copy_hash, 0), part.begin + len(raw))
