@@ -36,7 +36,7 @@ def forecast_of(parts: Parts, overview: RunOverview) -> Forecast | None:
     is_asked = parts.ranks.is_main and (settings.has_budget or overview.flops >= SHORT_RUN_FLOPS)
     if not is_asked or parts.validation is None or not laws.has_law(settings, parts.corpus.trains_answers):
         return None
-    text = text_of(parts.corpus, config.vocab_size)
+    text = text_of(parts.corpus, parts.encoder)
     # The gain of induction heads was measured with Muon.
     scheme = settings.init_scheme if settings.optimizer == "muon" else "default"
 

@@ -128,10 +128,10 @@ def count_text(settings: PretrainSettings, kind: TextKind = DOCUMENTS, difficult
     is_free = not {"val_path", "val_fraction"} & settings.user_set
     if is_free and (share := share_to_hold_out(corpus, encoder, settings.budget_seconds)):
         corpus = open_corpus(replace(settings, val_fraction=share), encoder, ONE_RANK, kind)
-    return text_of(corpus, encoder.vocab_size, difficulty)
+    return text_of(corpus, encoder, difficulty)
 
 
-def text_of(corpus: Corpus, vocab_size: int, difficulty: float | None = None) -> Text:
+def text_of(corpus: Corpus, encoder: DocumentEncoder, difficulty: float | None = None) -> Text:
     """The text of a corpus. difficulty: if it is known."""
     rows = corpus.plan(0)
     # Shares of conversations count the answers alone; a plan counts all tokens.
@@ -140,11 +140,11 @@ def text_of(corpus: Corpus, vocab_size: int, difficulty: float | None = None) ->
     validation = corpus.validation()
     return Text(
         corpus=corpus,
-        vocab_size=vocab_size,
+        vocab_size=encoder.vocab_size,
         rows=rows,
         parts=tuple(part._replace(unique=tokens_per_target * part.unique) for part in laws.parts_of(corpus, targets)),
         context=mean_context(rows),
-        difficulty=difficulty or difficulty_of(corpus.assembler(), rows, validation),
+        difficulty=difficulty or difficulty_of(corpus.assembler(), rows, validation, encoder),
         evaluated=0 if validation is None else len(validation) * EVAL_ROWS * rows.T,
     )
 

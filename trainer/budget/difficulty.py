@@ -13,6 +13,9 @@ from dataset.arrays import Ints
 from dataset.batches import Assembler
 from dataset.corpus import ValidationBatches
 from dataset.packing import RowPlan
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import DEFAULT
+from trainer.budget.laws import POWER_OF_PACKING
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +40,10 @@ POWER = 1.49
 POWER_OF_TRAINED = 0.05
 
 
-def difficulty_of(assembler: Assembler, plan: RowPlan, validation: ValidationBatches | None) -> float:
-    """Difficulty of the validation documents for a model of the plan's rows, relative to the text of `laws.wiki_loss`.
+def difficulty_of(
+    assembler: Assembler, plan: RowPlan, validation: ValidationBatches | None, encoder: DocumentEncoder
+) -> float:
+    """Difficulty of the encoder's tokens of the validation documents for a model of the plan's rows, relative to `laws.wiki_loss`.
 
     Without validation, or with less than MIN_EVALUATED_TOKENS, some of the plan's rows take its place.
     """
@@ -50,7 +55,20 @@ def difficulty_of(assembler: Assembler, plan: RowPlan, validation: ValidationBat
     else:
         rows = sampled_rows(plan, TRAINED_TOKENS)
         evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
-    return difficulty_of_tokens(tokens_of(assembler, plan, rows), evaluated)
+    trained, n_evaluated = tokens_of(assembler, plan, rows), len(evaluated)
+    usual = DocumentEncoder(load_tokenizer(DEFAULT))
+    if usual.fingerprint != encoder.fingerprint:
+        # Counted pairs would know too little of many entries, and the law has seen no other tokenizer.
+        trained, evaluated = (encoded_again(tokens, encoder, usual) for tokens in (trained, evaluated))
+    packing = len(evaluated) / max(n_evaluated, 1)
+    return difficulty_of_tokens(trained, evaluated) * packing**POWER_OF_PACKING
+
+
+def encoded_again(tokens: Ints, encoder: DocumentEncoder, usual: DocumentEncoder) -> Ints:
+    """The tokens of some documents by another encoder."""
+    ends = np.flatnonzero(tokens == encoder.eos_id) + 1
+    texts = [encoder.decode(document.tolist()) for document in np.split(tokens, ends) if len(document)]
+    return np.concatenate([np.empty(0, np.int64), *map(np.array, usual.encode(texts))])
 
 
 def difficulty_of_tokens(trained: Ints, evaluated: Ints) -> float:

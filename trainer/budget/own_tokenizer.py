@@ -101,8 +101,8 @@ def own_tokenizers(request: Request, progress: bool) -> Path | None:
 
 
 def train_sizes(request: Request, folder: Path) -> None:
-    """Write the tokenizers, and FIGURES: {"sizes": {size: [bytes per token, difficulty]}, 0 for this repository's, ...}: of text that no
-    tokenizer has seen; "trained" as `training_texts` returns it."""
+    """Write the tokenizers, and FIGURES: {"sizes": {size: bytes per token, 0 for this repository's}, "difficulty": for it, ...}: of text that
+    no tokenizer has seen; "trained" as `training_texts` returns it."""
     began = time.monotonic()
     folder.mkdir()
     encoders = {0: DocumentEncoder(load_tokenizer(DEFAULT))}
@@ -120,14 +120,15 @@ def train_sizes(request: Request, folder: Path) -> None:
         for size in filter(tokenizer.get_vocab_size().__ge__, sizes):
             save(first_entries(tokenizer, size), folder / str(size))
             encoders[size] = DocumentEncoder(load_tokenizer(folder / str(size)))
-    figures = {}
-    for size, encoder in encoders.items() if len(encoders) > 1 else ():
-        before, own = (encoder.encode(part) for part in (compared, evaluated))
-        difficulty = difficulty_of_tokens(*(np.concatenate([*map(np.array, ids)]) for ids in (before, own)))
-        # BOS is no target.
-        figures[size] = [int(ends[n_evaluated - 1]) / sum(len(ids) - 1 for ids in own), difficulty]
-    content = {"sizes": figures, "bytes": n_bytes, "text_bytes": text_bytes, "seconds": time.monotonic() - began}
-    (folder / FIGURES).write_text(json.dumps({**content, "trained": trained}))
+    figures, difficulty = {}, 1.0
+    if len(encoders) > 1:
+        usual = [np.concatenate(encoders[0].encode(part)) for part in (compared, evaluated)]
+        difficulty = difficulty_of_tokens(*usual)
+        for size, encoder in encoders.items():
+            # BOS is no target.
+            figures[size] = int(ends[n_evaluated - 1]) / sum(len(ids) - 1 for ids in encoder.encode(evaluated))
+    content = {"sizes": figures, "difficulty": difficulty, "bytes": n_bytes, "text_bytes": text_bytes}
+    (folder / FIGURES).write_text(json.dumps({**content, "seconds": time.monotonic() - began, "trained": trained}))
 
 
 def first_entries(tokenizer: Tokenizer, size: int) -> Tokenizer:

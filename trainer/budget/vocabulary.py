@@ -11,7 +11,15 @@ from dataset.corpus import Corpus
 from dataset.shares import group_sources
 from model.config import ModelConfig, parameter_count
 from trainer.budget import laws
-from trainer.budget.costs import CPU_UTILISATION, GPU_UTILISATION, HELD_OUT_TOKENS, Machine, entry_seconds, sampled_ids
+from trainer.budget.costs import (
+    CPU_UTILISATION,
+    GPU_UTILISATION,
+    HELD_OUT_PER_SECOND,
+    HELD_OUT_TOKENS,
+    Machine,
+    entry_seconds,
+    sampled_ids,
+)
 from trainer.budget.own_tokenizer import FIGURES, HELD_OUT_SHARE, Request, own_tokenizers
 from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
@@ -27,8 +35,6 @@ MEMORY_TIMES = 60
 WORTH_ENTRIES = 0.99
 # The least bytes per token for this repository's, where the law promises no gain
 MIN_PACKING = 0.9
-# With so many bytes of text at least laws.USUAL_ENTRIES: there fewer were not measured.
-MUCH_TEXT = 10e6
 # Distinct targets of a row, and the share of a budget of time that updates get: about
 DISTINCT_TARGETS = 330
 TRAINING_SHARE = 0.8
@@ -56,12 +62,14 @@ def tokenizers_of_text(settings: PretrainSettings, ranks: Ranks, kind: TextKind,
 def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, sizes: Sizes) -> int:
     """The number of entries of the best tokenizer in the folder, told to the user; 0: there is none."""
     content = json.loads((folder / FIGURES).read_text())
-    figures: Mapping[int, tuple[float, float]] = {int(size): figure for size, figure in content["sizes"].items()}
-    if not figures:
+    # 0: this repository's
+    packing: Mapping[int, float] = {int(size): bytes_per_token for size, bytes_per_token in content["sizes"].items()}
+    if not packing:
         return 0
 
     def bits_of(size: int) -> float:
-        bytes_per_token, difficulty = figures[size]
+        bytes_per_token = packing[size]
+        difficulty = content["difficulty"] * (bytes_per_token / packing[0]) ** laws.POWER_OF_PACKING
         unique = content["text_bytes"] / bytes_per_token
         losses = [
             expected_loss(config, unique, difficulty, settings, machine) for config in sizes(size or laws.USUAL_ENTRIES)
@@ -70,20 +78,18 @@ def best_entries(folder: Path, settings: PretrainSettings, machine: Machine, siz
 
     usual = bits_of(0)
     best, fewest = 0, math.inf
-    for size in sorted(figures.keys() - {0}):
+    for size in sorted(packing.keys() - {0}):
         bits = bits_of(size)
-        is_usual = size <= laws.USUAL_ENTRIES and content["text_bytes"] >= MUCH_TEXT
-        if not best or is_usual or bits < WORTH_ENTRIES * fewest:
+        if bits < WORTH_ENTRIES * fewest:
             best, fewest = size, bits
     # Of little text the law does not see all that an own tokenizer gives, unless its tokens are shorter.
-    is_shorter = figures[best][0] < MIN_PACKING * figures[0][0]
-    if math.isinf(fewest) or (is_shorter and laws.OWN_TOKENIZER * fewest >= usual):
+    if math.isinf(fewest) or (packing[best] < MIN_PACKING * packing[0] and fewest >= usual):
         return 0
-    gain = 0.0 if math.isinf(usual) else 1 - laws.OWN_TOKENIZER * fewest / usual
+    gain = 0.0 if math.isinf(usual) else 1 - fewest / usual
     told = f", about {gain:.0%} fewer bits per byte" if gain > 0.005 else ""
     announce(
         f"tokenizer: {best:,} entries, trained on {content['bytes'] / 1e6:.1f} MB of the text in {content['seconds']:.0f} s: "
-        f"{figures[best][0]:.2f} bytes per token ({figures[0][0]:.2f} with this repository's, --tokenizer_path model){told}"
+        f"{packing[best]:.2f} bytes per token ({packing[0]:.2f} with this repository's, --tokenizer_path model){told}"
     )
     return best
 
@@ -107,7 +113,8 @@ def expected_loss(
         if settings.budget_seconds:
             seconds = TRAINING_SHARE * settings.budget_seconds
             # An evaluation computes the whole head. This, and what an update takes for more entries, counts only where time does.
-            seconds -= 2 * config.vocab_size * config.hidden_size * HELD_OUT_TOKENS / rate
+            held_out = min(HELD_OUT_TOKENS, HELD_OUT_PER_SECOND * settings.budget_seconds)
+            seconds -= 2 * config.vocab_size * config.hidden_size * held_out / rate
             update_tokens = laws.batch_tokens(max(seconds / token_seconds, 1))
             rows = update_tokens / laws.USUAL_ROW
             token_seconds += entry_seconds(config, rows, head_ids, machine.device) / update_tokens

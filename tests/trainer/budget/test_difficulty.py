@@ -63,8 +63,9 @@ def test_a_mixture_has_the_best_weights_of_each_group():
 def test_a_text_in_order_is_easier(tmp_path, tokenizer, held_out):
     def of(texts):
         path = write_texts(tmp_path / f"{len(texts)}.txt.jsonl", map(" ".join, texts))
-        corpus = Corpus([path], DocumentEncoder(tokenizer), max_seq_len=64, seed=0, val_fraction=held_out)
-        return difficulty_of(corpus.assembler(), corpus.plan(0), corpus.validation())
+        encoder = DocumentEncoder(tokenizer)
+        corpus = Corpus([path], encoder, max_seq_len=64, seed=0, val_fraction=held_out)
+        return difficulty_of(corpus.assembler(), corpus.plan(0), corpus.validation(), encoder)
 
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     rng = np.random.default_rng(0)
