@@ -28,7 +28,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 # Text to train a tokenizer on, in bytes: at most MAX_BYTES, and so many for each second of a budget. They take 0.3 s/MB (English) to
 # 1.4 s/MB (Chinese) of a core: 2 to 8 % of the budget. Twice the text gives 0.8 % more bytes per token. And MEMORY_TIMES as much memory.
-MAX_BYTES = float(1 << 25)
+MAX_BYTES = float(1 << 26)
 BYTES_PER_SECOND = 60e3
 MEMORY_TIMES = 60
 # A size has to promise this much less than a smaller one, which takes less memory and time.
