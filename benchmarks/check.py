@@ -97,7 +97,6 @@ SECTIONS: dict[str, Section] = {
     "numbers": Section(partial(one_by_one, checks.NUMBERS), 120),
     "waiting": Section(partial(one_by_one, checks.WAITING), 150),
     "bad_numbers": Section(partial(one_by_one, checks.BAD_NUMBERS)),
-    "plain_loop": Section(measures.against_plain_loop, 120),
     # One process each: a machine that nobody has tried may crash in any of them.
     **{name: Section(partial(one_by_one, {name: check}), 150, 150) for name, check in checks.STARTS.items()},
     "plain_code": Section(measures.plain_code, 150, 150),
@@ -105,8 +104,8 @@ SECTIONS: dict[str, Section] = {
 # {command: its sections, the most decisive first}
 GROUPS: dict[str, Sequence[str]] = {
     "report": ("machine", *checks.STARTS, "plain_code"),
-    "gpu": ("machine", "throughput", "trainer", "numbers", "waiting", "bad_numbers", "plain_loop"),
-    "speed": ("machine", "throughput", "plain_loop"),
+    "gpu": ("machine", "throughput", "trainer", "numbers", "waiting", "bad_numbers"),
+    "speed": ("machine", "throughput"),
 }
 # Those that a CPU only tries, when it is named
 GPU_GROUPS = {"gpu", "speed"}
