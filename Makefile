@@ -7,8 +7,7 @@
 # make test-all   all tests, with the slow ones
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style, types and sizes; make clean: remove the environment, caches and the embedded corpora, not out/
-# make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
-#                 make gpu-bits: equal runs have equal bits, in three
+# make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five
 # make report     whether training works on this machine: a table to post, without names or paths, in two minutes
 # make findings   what other libraries do that one would not guess (findings/README.md); installs each of them, outside the environment
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
@@ -17,7 +16,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain reference chat electra test test-core test-all bench report findings gpu gpu-speed gpu-bits lint clean
+.PHONY: pretrain reference chat electra test test-core test-all bench report findings gpu gpu-speed lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -138,9 +137,6 @@ gpu:
 
 gpu-speed:
 	$(HAS_TORCH) benchmarks/check.py speed $(ARGS)
-
-gpu-bits:
-	$(HAS_TORCH) benchmarks/check.py bits $(ARGS)
 
 report: $(VENV)/.installed
 	@$(RUN) benchmarks/check.py report $(ARGS)

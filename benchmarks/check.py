@@ -2,7 +2,6 @@
 
     make report                                     # does it work here: a table to post, in two minutes
     make gpu                                        # right and fast on the GPU, in nine; make gpu-speed: in five
-    make gpu-bits                                   # equal runs have equal bits on the GPU, in three
     python benchmarks/check.py numbers trainer      # some sections; docs/gpu.md has a table of them
     python benchmarks/check.py gpu --device cpu     # try the command itself, with small models
     python benchmarks/check.py --against HEAD~20    # do small runs of a commit's files give the bits of this tree's?
@@ -37,7 +36,7 @@ from typing import NamedTuple, TextIO
 
 import torch
 
-from benchmarks import checks, equal_bits, measures, other_side
+from benchmarks import checks, measures, other_side
 from benchmarks.checks import Check
 from benchmarks.measures import Result
 from common.errors import user_errors
@@ -98,8 +97,6 @@ SECTIONS: dict[str, Section] = {
     "numbers": Section(partial(one_by_one, checks.NUMBERS), 120),
     "waiting": Section(partial(one_by_one, checks.WAITING), 150),
     "bad_numbers": Section(partial(one_by_one, checks.BAD_NUMBERS)),
-    "plain_loop": Section(measures.against_plain_loop, 120),
-    "bits": Section(partial(at_once, equal_bits.CASES), END_S),
     # One process each: a machine that nobody has tried may crash in any of them.
     **{name: Section(partial(one_by_one, {name: check}), 150, 150) for name, check in checks.STARTS.items()},
     "plain_code": Section(measures.plain_code, 150, 150),
@@ -107,12 +104,11 @@ SECTIONS: dict[str, Section] = {
 # {command: its sections, the most decisive first}
 GROUPS: dict[str, Sequence[str]] = {
     "report": ("machine", *checks.STARTS, "plain_code"),
-    "gpu": ("machine", "throughput", "trainer", "numbers", "waiting", "bad_numbers", "plain_loop"),
-    "speed": ("machine", "throughput", "plain_loop"),
-    "bits": ("bits",),
+    "gpu": ("machine", "throughput", "trainer", "numbers", "waiting", "bad_numbers"),
+    "speed": ("machine", "throughput"),
 }
 # Those that a CPU only tries, when it is named
-GPU_GROUPS = {"gpu", "speed", "bits"}
+GPU_GROUPS = {"gpu", "speed"}
 
 
 def run_section(name: str, args: argparse.Namespace, left_s: float) -> Iterator[Result]:

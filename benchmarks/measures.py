@@ -1,20 +1,15 @@
-"""What check.py measures: the machine, throughput, and both sides of bench.py. No figure is judged."""
+"""What check.py measures: the machine, and throughput. No figure is judged."""
 
 import gc
-import json
 import platform
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.training import SIZES, Training
-from common.start import ROOT
 from trainer.machine.devices import cpu_has_bfloat16, pick_dtype
 from trainer.machine.measure import (
     describe_machine,
@@ -31,7 +26,7 @@ T = 512
 # (size, rows), the most decisive first
 SHAPES = (("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256))
 SHAPES_ON_CPU = (("tiny", 2), ("tiny", 4))
-# seconds of a turn
+# seconds in which steps are timed
 TURN_S = 2.0
 
 # A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok", "seconds"} of a check.
@@ -103,7 +98,7 @@ def throughput_of(size: str, rows: int, device: torch.device, rate: float, compi
             # The next step records the graphs; if that fails, it turns them off again.
             graphs.may_record = is_on
         training.step()
-        step_s, host_s = per_step(training.step, device, TURN_S)
+        step_s, host_s = per_step(training.step, device)
         how = "with graphs" if graphs is not None and graphs.may_record else "without graphs"
         share = 100 * training.tokens / step_s * flops / rate
         figures += [
@@ -115,13 +110,13 @@ def throughput_of(size: str, rows: int, device: torch.device, rate: float, compi
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
 
-def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
-    """(seconds of a step on the device, seconds of the host to launch it), over a turn of `turn_s`.
+def per_step(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """(seconds of a step on the device, seconds of the host to launch it), over TURN_S.
 
     Waiting for a GPU in each step would add the host's work, which overlaps with the device in training.
     """
     step_s = seconds(step, device)
-    steps = max(3, int(turn_s / max(step_s, 1e-6)))
+    steps = max(3, int(TURN_S / max(step_s, 1e-6)))
     synchronize(device)
     start = time.perf_counter()
     for _ in range(steps):
@@ -129,22 +124,3 @@ def per_step(step: Callable[[], object], device: torch.device, turn_s: float) ->
     launched = time.perf_counter() - start
     synchronize(device)
     return (time.perf_counter() - start) / steps, launched / steps
-
-
-def against_plain_loop(device: torch.device) -> Iterator[Result]:
-    """benchmarks/bench.py with the 26 M model, on the texts of training.py: sides take turns in one run."""
-    flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
-    if device.type != "cuda":
-        flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "bench.json")
-        command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--sides", "plain", "ours", "--out", str(out)]
-        subprocess.run([*command, "--device", str(device), *flags], check=True)
-        (run,) = json.loads(out.read_text())
-    for name, side in run["sides"].items():
-        yield figure(f"{name}: text tokens", round(side["text_tokens_per_second"]), "1/s")
-        yield figure(f"{name}: share of the product rate", round(100 * side["utilisation"], 1), "%")
-        yield figure(f"{name}: peak memory", round(side["peak_memory_bytes"] / 1e9, 2), "GB")
-        yield figure(f"{name}: first update", round(side["first_update_seconds"], 1), "s")
-    for what, (middle, least, greatest) in run["ratios"].items():
-        yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
