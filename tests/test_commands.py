@@ -209,14 +209,8 @@ def set_up(tmp_path, monkeypatch):
             (tmp_path / "bin" / "nvidia-smi").symlink_to("/bin/true")
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
         environment = tmp_path / "env"
-        command = [
-            "make",
-            "--no-print-directory",
-            f"PYTHON={python}",
-            f"VENV={environment}",
-            *variables,
-            str(environment / ".installed"),
-        ]
+        command = ["make", "--no-print-directory", f"PYTHON={python}", f"VENV={environment}", *variables]
+        command.append(f"{environment}/.installed")
         ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True)
         asked = [line for line in (tmp_path / "log").read_text().splitlines() if "pip install" in line]
         return ended, asked

@@ -219,9 +219,7 @@ def test_a_run_keeps_its_tokenizer_and_a_weight_without_it_is_refused(tmp_path, 
         lambda: export_hf.main(["--weight", weight, "--out_dir", str(tmp_path / "hf2")]),
         lambda: train(data_path=data, out_dir=tmp_path / "third", from_weight=weight),
     ):
-        with pytest.raises(
-            UserError, match=r"another tokenizer than .*model: copy the folder pretrain_16.tokenizer of"
-        ):
+        with pytest.raises(UserError, match="another tokenizer than .*model: copy the folder pretrain_16.tokenizer of"):
             call()
     capsys.readouterr()
     words = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--max_new_tokens", "2", "hi"]

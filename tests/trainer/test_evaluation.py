@@ -151,14 +151,12 @@ def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
 
 
 def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):
+    """What cannot be read is named."""
     file = tmp_path / "prompts.txt"
     file.write_text("\ufeffThe cat\r\n\n猫\u2028\n", encoding="utf-8", newline="")
     assert read_prompts([str(file)]) == ["The cat", "猫\u2028"]
     assert read_prompts(["The cat", str(file)]) == ["The cat", str(file)]
     assert read_prompts(["x" * 5000]) == ["x" * 5000]
-
-
-def test_what_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for prompt, named in (("caf\udce9", "caf"), (tmp_path / "latin", "caf"), (tmp_path / "no.txt", "no.txt: No such")):
         with pytest.raises(UserError, match=named):

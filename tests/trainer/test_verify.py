@@ -14,19 +14,8 @@ import torch
 import torch.distributed as dist
 
 from common.errors import UserError
-from tests import chats
-from tests.helpers import (
-    assert_same_weights,
-    before_calls,
-    complaint,
-    flags,
-    losses,
-    new_port,
-    records,
-    stopped_after,
-    train,
-    write_corpus,
-)
+from tests import chats, helpers
+from tests.helpers import assert_same_weights, complaint, flags, losses, new_port, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import job as pretrain_job
@@ -163,7 +152,7 @@ def test_a_bit_that_flips_during_an_evaluation_changes_no_line_and_no_best_weigh
         if next(calls) % 2 == 0 and (found := bytes_of(runs[0])) is not None:
             found.detach().reshape(-1).view(torch.uint8)[byte] ^= 1
 
-    with before_calls(Trainer, "fit", runs.append), before_calls(pretrain_job, "evaluate", disturb):
+    with helpers.before_calls(Trainer, "fit", runs.append), helpers.before_calls(pretrain_job, "evaluate", disturb):
         run = run_of(tmp_path, "run", verify_every=3, **options)
     assert capsys.readouterr().out.count("put back from a copy") >= 3
     assert_same_run(run, whole)
@@ -183,7 +172,7 @@ def faulty_rank(folder, **options):
         with contextlib.redirect_stdout(said), flipped_bits(rank=1, **faults):
             run = partial(run_of, folder, name, verify_every=int(name != "none"), **options)
             if name == "some":
-                with stopped_after(options["eval_interval"]), pytest.raises(AssertionError):
+                with helpers.stopped_after(options["eval_interval"]), pytest.raises(AssertionError):
                     run()
                 new_port(f"resume {options}")
                 run = partial(run, from_resume=1)

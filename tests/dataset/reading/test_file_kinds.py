@@ -81,13 +81,11 @@ def test_text_suffixes_are_read_everywhere(tmp_path):
 
 def test_what_a_run_or_a_store_leaves_in_the_folder_is_no_data(tmp_path):
     write(tmp_path, "a.jsonl", "out/p_16.metrics.jsonl", "out/p_16_resume/x.jsonl", "out/p_16_resume_old1/y.jsonl")
-    write(
-        tmp_path, "tokenizer_config.json", "wandb/run-1/files/requirements.txt", f"cache/tokenizer-{1:016}/figures.json"
-    )
+    write(tmp_path, "wandb/run-1/files/requirements.txt", f"cache/tokenizer-{1:016}/figures.json")
     write(tmp_path, ".hidden/z.jsonl", "out/p_16.pth", "out/p_16.json", "cache/hashes.json", f"cache-{1:016}.arrow")
     write(tmp_path / "cache" / "data-1", "meta.json", "tokens.bin", "b.jsonl")
     write(tmp_path / "out" / "discriminator", "config.json", "model.safetensors", "vocab.txt", "README.md")
-    write(tmp_path, "hf/data-00000-of-00002.arrow")
+    write(tmp_path, "tokenizer_config.json", "hf/data-00000-of-00002.arrow")
     (tmp_path / "hf" / "state.json").write_text('{"_data_files": [{"filename": "/x/data-00000-of-00001.arrow"}]}')
     assert find_files(str(tmp_path)) == [tmp_path / "a.jsonl"]
     (tmp_path / "a.jsonl").unlink()

@@ -447,9 +447,7 @@ def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_fa
     raw = b"\n".join([*lines[:middle], b"\n" * runs, *lines[middle:]]) + last
     file = tmp_path_factory.mktemp("lines") / "a.jsonl"
     file.write_bytes(raw)
-    expected = [
-        (number, TEXT_OF_LINE[line]) for number, line in enumerate(raw.split(b"\n"), start=1) if line in TEXT_OF_LINE
-    ]
+    expected = [(number, TEXT_OF_LINE[line]) for number, line in enumerate(raw.split(b"\n"), 1) if line in TEXT_OF_LINE]
     bad = BadLines()
     assert list(read_documents(file, bad_lines=bad)) == expected
     assert bad.total == lines.count(b"not JSON")

@@ -10,6 +10,7 @@ from trainer.budget.clock import TOLERANCE, Clock, DecaySchedule
 from trainer.forecast import Expectation
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
+from trainer.pretrain.settings import PretrainSettings
 
 # A run may be late by half of the tolerance, and by the updates between two checks.
 LATE = 1 + TOLERANCE
@@ -214,12 +215,9 @@ def test_an_end_that_moves_within_the_decay_never_lowers_the_rate():
 @pytest.mark.parametrize(("slowness", "reserved"), [(1.0, 4.0), (3.0, 12.0), (50.0, 18.0)])
 def test_a_moment_of_load_does_not_take_the_whole_budget(monkeypatch, slowness, reserved):
     monkeypatch.setattr(module, "slowness", lambda: slowness)
-    settings = mock.Mock(
-        budget="60s", max_updates=100, decay_share=0.65, eval_interval=0, report=True, from_weight="none"
-    )
+    settings = PretrainSettings(budget="60s", max_updates=100, decay_share=0.65, eval_interval=0)
     plan = mock.Mock(n_rows=1000, row_targets=lambda first, last: 9e5)
-    parts = mock.Mock(
-        settings=settings, corpus=mock.Mock(plan=lambda epoch: plan, mixture=None), validation=None, prompts=[]
-    )
+    corpus = mock.Mock(plan=lambda epoch: plan, mixture=None)
+    parts = mock.Mock(settings=settings, corpus=corpus, validation=None, prompts=[])
     parts.batching.rows, parts.model.config.num_hidden_layers, parts.batching.updates_in = 8, 2, lambda interval: 0
     assert module.clock_of(parts, mock.Mock()).seconds_at_end == reserved

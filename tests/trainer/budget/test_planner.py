@@ -67,9 +67,8 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     command = repeated_command(printed)
     again = trainer_of(train_pretrain.main, [*command, "--out_dir", str(tmp_path / "b")])
     # So does the file that is kept: its updates are trained, without a clock.
-    kept = trainer_of(
-        train_pretrain.main, ["--config", f"{run.job.files.stem}.settings.yaml", "--out_dir", str(tmp_path / "c")]
-    )
+    settings_file = f"{run.job.files.stem}.settings.yaml"
+    kept = trainer_of(train_pretrain.main, ["--config", settings_file, "--out_dir", str(tmp_path / "c")])
     assert "has a plan for --budget_tokens 3000" in capfd.readouterr().out and not kept.settings.has_budget
     for other in (again, kept):
         assert losses(other) == losses(run)
@@ -97,7 +96,8 @@ def test_dry_run_writes_nothing_and_says_what_a_run_says_of_the_text(text, tmp_p
 
 
 def test_what_the_user_says_is_kept(text, tmp_path):
-    said = {"batch_size": 4, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
+    said = {"batch_size": 2, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
+    said["accumulation_steps"] = 2
     run = planned(tmp_path / "a", text, **said)
     for name, value in said.items():
         assert getattr(run.settings, name) == value
@@ -236,14 +236,6 @@ def test_a_plan_for_weights_is_for_their_shape(tmp_path):
     words = ["--budget_tokens", "3000", "--learning_rate", "1e-3", "--from_weight", str(tmp_path / "a_32.pth")]
     (model,) = planner.sizes(planner.fixed_fields(PretrainSettings.parse(words), 97))
     assert {name: getattr(model, name) for name in shape} == shape
-
-
-def test_an_out_dir_that_cannot_be_written_is_told_before_the_plan(text, tmp_path, capfd):
-    """A plan takes half a minute."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/out: Not a directory"):
-        planned(tmp_path / "file" / "out", text)
-    assert "planning:" not in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tokenizers import Tokenizer
@@ -51,15 +52,13 @@ def request(path, held_out=HELD_OUT_SHARE):
 
 
 def test_smaller_tokenizers_are_those_of_a_training_for_them(text, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        own_tokenizer, "train_bpe", lambda texts, n, **more: train_bpe(seen.append(texts) or texts, n, **more)
-    )
+    trained = Mock(wraps=train_bpe)
+    monkeypatch.setattr(own_tokenizer, "train_bpe", trained)
     train_sizes(request(text), tmp_path / "own")
     figures = json.loads((tmp_path / "own" / FIGURES).read_text())
     assert [*figures["sizes"]] == ["0", "1024", "1600"]
     assert figures["sizes"]["1600"] > figures["sizes"]["1024"]
-    alone = train_bpe(seen[0], 1024)
+    alone = train_bpe(trained.call_args_list[0].args[0], 1024)
     assert alone.to_str() == Tokenizer.from_file(str(tmp_path / "own" / "1024" / "tokenizer.json")).to_str()
     assert [alone.token_to_id(token) for token in SPECIAL_TOKENS] == [*range(13)]
 
@@ -84,10 +83,8 @@ def test_what_is_held_out_trains_no_tokenizer(text, tmp_path, n_texts, held_out)
 def test_what_a_run_holds_out_after_all_is_noticed(tmp_path):
     """A giant among short texts, whose end is left out; the same with copies that differ in line ends, one side of which is known."""
     encoder, notes = DocumentEncoder(load_tokenizer(ROOT / "model")), [f"{at}\n{sentences(900)}" for at in range(300)]
-    for texts, known in (
-        ([*notes, sentences(900_000)], False),
-        (notes + [note.replace("\n", "\r\n") for note in notes], True),
-    ):
+    copies = [note.replace("\n", "\r\n") for note in notes]
+    for texts, known in (([*notes, sentences(900_000)], False), ([*notes, *copies], True)):
         path = write_texts(tmp_path / f"{known}.jsonl", texts)
         train_sizes(request(path, 0.03), tmp_path / str(known))
         corpus = Corpus([str(path)], encoder, max_seq_len=64, seed=0, val_fraction=0.03, progress=False)
@@ -96,17 +93,8 @@ def test_what_a_run_holds_out_after_all_is_noticed(tmp_path):
 
 
 # bytes per token of text that none of these has seen, from 39 MB of en_wiki, 80 MB of en_wiki and zh_wiki, and 1 MB of Shakespeare
-EN_WIKI = {
-    0: 3.072,
-    1024: 2.387,
-    1600: 2.658,
-    3200: 3.082,
-    6144: 3.483,
-    12800: 3.902,
-    25600: 4.223,
-    51200: 4.454,
-    102400: 4.622,
-}
+SIZES = (0, 1024, 1600, 3200, 6144, 12800, 25600, 51200, 102400)
+EN_WIKI = dict(zip(SIZES, (3.072, 2.387, 2.658, 3.082, 3.483, 3.902, 4.223, 4.454, 4.622), strict=True))
 BOTH_WIKIS = {0: 3.185, 6144: 3.223, 12800: 3.661, 25600: 4.047, 51200: 4.41}
 
 

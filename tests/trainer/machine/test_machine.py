@@ -53,13 +53,6 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     assert [pick_dtype(name, CPU) for name in ("float16", "float32")] == [(torch.float16, []), (torch.float32, [])]
 
 
-@pytest.mark.parametrize("has_it", [True, False])
-def test_pytorch_2_10_is_asked_for_bfloat16_by_its_own_names(monkeypatch, has_it):
-    names = {"_is_avx512_bf16_supported": lambda: False, "_is_amx_tile_supported": lambda: has_it}
-    monkeypatch.setattr(torch, "cpu", SimpleNamespace(**names))
-    assert devices.cpu_has_bfloat16() is has_it
-
-
 @pytest.mark.parametrize(
     ("cpu_name", "features", "has_it"),
     [
@@ -75,6 +68,10 @@ def test_pytorch_2_10_is_asked_for_bfloat16_by_its_own_names(monkeypatch, has_it
 def test_bfloat16_counts_only_where_its_products_are_faster(monkeypatch, cpu_name, features, has_it):
     capabilities = {"cpu_name": cpu_name, **dict.fromkeys(features.split(), True)}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert devices.cpu_has_bfloat16() is has_it
+    # PyTorch 2.10 is asked by its own names.
+    names = {"_is_avx512_bf16_supported": lambda: False, "_is_amx_tile_supported": lambda: has_it}
+    monkeypatch.setattr(torch, "cpu", SimpleNamespace(**names))
     assert devices.cpu_has_bfloat16() is has_it
 
 
@@ -186,9 +183,7 @@ print(huge_bytes())
 ONLY_IF_ASKED = "[madvise]" in text_of_file(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
 
 
-@pytest.mark.skipif(
-    not (ONLY_IF_ASKED and compiling.may_reserve_addresses()), reason="needs a Linux that gives huge pages if asked"
-)
+@pytest.mark.skipif(not (ONLY_IF_ASKED and compiling.may_reserve_addresses()), reason="needs huge pages on request")
 @pytest.mark.parametrize("overcommit", ["0", "2"])
 def test_tensors_of_a_cpu_run_lie_in_huge_pages_also_after_a_fork(overcommit, tmp_path):
     (tmp_path / "overcommit").write_text(f"{overcommit}\n")
@@ -248,6 +243,10 @@ def test_the_loss_of_another_rank_is_one_line_where_nccl_says_it():
     )
     line, code = error_line(error)
     assert code == 1 and "Connection closed by remote peer node1<4711>)" in line and "--from_resume 1" in line
+    # Other errors of torch keep their traceback.
+    assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
+    wrong_here = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected"
+    assert error_line(torch.distributed.DistBackendError(wrong_here)) is None
 
 
 def test_a_panic_of_a_library_in_rust_is_one_line(capsys):
@@ -262,12 +261,6 @@ def test_each_rank_and_each_seed_draws_numbers_of_its_own():
         seed_everything(seed, rank=rank)
         drawn.append(float(torch.rand(())))
     assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
-
-
-def test_other_errors_of_torch_keep_their_traceback():
-    assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
-    wrong_here = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected"
-    assert error_line(torch.distributed.DistBackendError(wrong_here)) is None
 
 
 def test_an_operation_without_a_deterministic_form_ends_the_run_with_its_name():

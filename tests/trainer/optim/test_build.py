@@ -111,9 +111,8 @@ def test_second_moments_are_those_of_dense_gradients(kinds):
     for number, kind in enumerate(kinds):
         # All rows are used before the last update with dense gradients, and at the end.
         used = [0, 1] if kind == "s" and "s" in kinds[number + 1 :] and "d" not in kinds[number:] else [0, 1, 2, 3]
-        whole.grad = torch.zeros(4, 2).index_copy_(
-            0, torch.tensor(used), torch.randn(len(used), 2, generator=generator)
-        )
+        rows = torch.randn(len(used), 2, generator=generator)
+        whole.grad = torch.zeros(4, 2).index_copy_(0, torch.tensor(used), rows)
         table.grad = whole.grad.to_sparse(1) if kind == "s" else whole.grad.clone()
         ours.step()
         theirs.step()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.pretrain.settings import BudgetSettings, PretrainSettings, seconds_of
+from trainer.pretrain.settings import PretrainSettings, seconds_of
 
 
 def test_times():
@@ -14,14 +14,6 @@ def test_times():
     for text in ("", "10", "-5m", "5s", "1m1h", "nan", "9999999h"):
         with pytest.raises(argparse.ArgumentTypeError):
             seconds_of(text)
-
-
-def test_one_budget_at_a_time():
-    with pytest.raises(ValueError, match="exclude each other"):
-        BudgetSettings(budget="1m", budget_flops=1e15)
-    with pytest.raises(ValueError, match="--dry_run"):
-        BudgetSettings(dry_run=True)
-    assert BudgetSettings(budget_tokens=1e6).has_budget and not BudgetSettings().has_budget
 
 
 def test_what_the_user_has_said(tmp_path):

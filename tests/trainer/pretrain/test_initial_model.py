@@ -16,7 +16,6 @@ from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
 from trainer.pretrain.initial_model import init_model
-from trainer.pretrain.settings import PretrainSettings
 
 
 def weight(folder, name, seconds=0):
@@ -98,10 +97,3 @@ def test_induction_heads_tell_many_entries_apart_by_larger_embeddings(entries, f
     config = ModelConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=entries)
     embeddings = init_model(MiniMindForCausalLM, config, "none", "out", "induction").lm_head.weight[:, :-1]
     assert embeddings.std().item() == pytest.approx(factor / (3 * 64) ** 0.5, rel=0.01)
-
-
-@pytest.mark.parametrize("words", [["--num_hidden_layers", "1"], ["--generation", "minimind3"]])
-def test_models_that_cannot_are_refused_in_one_line(words, capsys):
-    with pytest.raises(SystemExit):
-        PretrainSettings.parse(["--init_scheme", "induction", *words])
-    assert "induction is for" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from common.errors import UserError
-from tests.helpers import before_update, flags, records, train, write_corpus
+from tests.helpers import ROOT, before_update, flags, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import parts
@@ -32,17 +32,19 @@ needs_sys = pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a
         ({"save_weight": "x" * 300}, "File name too long.*--save_weight"),
         # Its .pth could be written, and the temporary file of its metrics could not.
         ({"save_weight": "x" * 245}, "--save_weight"),
+        # A plan takes half a minute.
+        ({"out_dir": ROOT / "README.md" / "out", "budget_tokens": 3000}, "README.md/out: Not a directory"),
         ({"save_weight": "taken"}, r"taken_16\.pth: not a regular file"),
         pytest.param({"out_dir": "/sys/kernel"}, r"^/sys/kernel/pretrain_16\..*--out_dir", marks=needs_sys),
     ],
-    ids=["long", "long with an ending", "a folder", "no file from anybody"],
+    ids=["long", "long with an ending", "below a file", "a folder", "no file from anybody"],
 )
-def test_files_that_cannot_be_written_end_a_run_before_its_data_is_opened(tmp_path, data, monkeypatch, changes, said):
+def test_unwritable_files_end_a_run_before_its_data_is_opened(tmp_path, data, monkeypatch, capfd, changes, said):
     monkeypatch.setattr(parts, "open_corpus", mock.Mock(side_effect=AssertionError("the data is opened already")))
     (tmp_path / "taken_16.pth").mkdir()
     with pytest.raises(UserError, match=said) as error:
         train_pretrain.main(flags(**{"data_path": data, "out_dir": tmp_path, **changes}))
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "planning:" not in capfd.readouterr().out
 
 
 def test_a_start_that_cannot_clear_up_ends_with_its_cause(tmp_path, data, monkeypatch):
@@ -72,6 +74,7 @@ def folders(place):
 
 @pytest.mark.parametrize("from_resume", [0, 1])
 def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, from_resume):
+    """And after a finished run they keep that one whole, in one folder."""
     out = tmp_path / "out"
     arguments = flags(data_path=data, out_dir=out, from_resume=from_resume)
     for _ in range(3):
@@ -80,17 +83,9 @@ def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, from_res
     train_pretrain.main(arguments)
     assert folders(out) == ["pretrain_16_resume"]
     assert len(records(out / "pretrain_16.metrics.jsonl", "settings")) == 1
-
-
-@pytest.mark.slow
-def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data):
-    """The finished run is in one folder, whole, however often its successor was killed."""
-    out = tmp_path / "out"
-    arguments = flags(data_path=data, out_dir=out)
-    train_pretrain.main(arguments)
     weights = (out / "pretrain_16.pth").read_bytes()
     for _ in range(3):
-        killed_run(arguments)
+        killed_run(flags(data_path=data, out_dir=out))
         assert folders(out) == ["pretrain_16_resume_old1"]
     kept = out / "pretrain_16_resume_old1"
     assert (kept / "pretrain_16.pth").read_bytes() == weights
