@@ -131,13 +131,8 @@ def test_every_flag_is_read(kind):
     """Reference: the parser's own list; `settings.<flag>`, in a store `reading.<flag>`, reads one."""
     own = (OWN_FILES[kind], *BUILT_ON.get(kind, ()))
     actions, others = SettingsParser(kind)._actions, [name for name in OWN_FILES.values() if name not in own]
-    files = [
-        path
-        for path in SOURCES
-        if relative(path).startswith(("trainer/", "encoders/", "dataset/store/"))
-        and path.stem != "settings"
-        and not any(name in relative(path) for name in others)
-    ]
+    readers = [path for path in SOURCES if relative(path).startswith(("trainer/", "encoders/", "dataset/store/"))]
+    files = [path for path in readers if path.stem != "settings" and not any(name in relative(path) for name in others)]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     # use_wandb becomes --tracker wandb; the launcher's LOCAL_RANK counts, not its flag; those of run.py become other flags, or are ignored with a line.
     of_run_py = {field.name for field in fields(PublishedFlags)}

@@ -154,9 +154,8 @@ def test_ray_train_starts_lost_workers_again(data, tmp_path):
     words, log, threads = flags(data_path=data, epochs=8, save_interval=2), tmp_path / "log", {"OMP_NUM_THREADS": "1"}
     values = {"data_path": str(data), "epochs": 8, "save_interval": 2, **SMALL, "out_dir": str(tmp_path)}
     recipe = RAY.replace("num_workers=8, use_gpu=True", "num_workers=2")
-    (tmp_path / "ray_train.py").write_text(
-        re.sub(r"(FLAGS = os.getcwd\(\), )\{.*\}", lambda found: f"{found[1]}{values}", recipe)
-    )
+    recipe = re.sub(r"(FLAGS = os.getcwd\(\), )\{.*\}", lambda found: f"{found[1]}{values}", recipe)
+    (tmp_path / "ray_train.py").write_text(recipe)
     # Else they wait for any other process of the machine.
     environment = {**os.environ, **threads, "RAY_worker_niceness": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
     command = [sys.executable, str(tmp_path / "ray_train.py")]

@@ -43,9 +43,8 @@ def test_a_config_that_is_none_or_of_more_weights_than_there_are_builds_nothing(
     refused(folder, "num_hidden_layers is more than 2,000")
     (folder / "config.json").write_text("{")
     refused(folder, "config.json: not JSON")
-
-
-def test_generation_settings_that_are_none(folder):
+    # Generation settings that are none
+    write_public(folder, "llama", vocab_size=6400)
     for content in ("{", "[]", "[" * 100_000):
         (folder / "generation_config.json").write_text(content)
         refused(folder, "generation_config.json: (not JSON|not a JSON object)")
