@@ -246,7 +246,7 @@ class RunCosts:
         self.max_passes = laws.max_passes(settings.from_weight)
         self.n_prompts = len(read_prompts(settings.sample_prompts))
         self.seconds = settings.budget_seconds
-        how = f"{settings.optimizer}, checkpointing {settings.gradient_checkpointing}"
+        how = f"{settings.optimizer}, checkpointing {settings.gradient_checkpointing}, graphs {settings.cuda_graphs}"
         self.measured = Measured(f"{self.machine.name}, {how}")
 
     @property
@@ -373,20 +373,27 @@ class RunCosts:
         estimate = self.estimated_seconds(config, batching.rows, compiled)
         key, of_update = self.speed_key(config, compiled), (micro_batches + timed.rest) / estimate
         self.measured.remember({key: of_update, key + OF_EVALUATIONS: micro_batches / estimate})
-        self.recall([config])
+        self._correct(config, key)
 
     def speed_key(self, config: ModelConfig, compiled: bool) -> str:
         """Name of the measured / estimated seconds of an update."""
-        return f"correction of {'compiled' if compiled else 'plain'} {self.model_key(config)}"
+        code = f"{'compiled' if compiled else 'plain'} {self.model_key(config)}"
+        return f"correction of {code}, rows of {self.text.rows.T}, {self.head_ids or 'all'} ids"
 
     def recall(self, sizes: Sequence[ModelConfig]) -> None:
         """Correct the estimates by what was timed on this machine: by compiled code alone if that is known and the run is compiled."""
-        most = MAX_CORRECTION[self.machine.device]
-        known = {name: min(max(number, 1 / most), most) for name, number in self.measured.numbers.items()}
         for compiled in (True, False) if self.compiled else (False,):
-            found = {config.hidden_size: key for config in sizes if (key := self.speed_key(config, compiled)) in known}
-            for width, key in found.items():
-                self.corrections[width] = known[key]
-                self.evaluation_correction = known.get(key + OF_EVALUATIONS, 1.0)
+            found = [size for size in sizes if self.speed_key(size, compiled) in self.measured.numbers]
+            for size in found:
+                self._correct(size, self.speed_key(size, compiled))
             if found:
                 return
+
+    def _correct(self, config: ModelConfig, key: str) -> None:
+        """Correct the estimates by what `key` was timed at."""
+        most = MAX_CORRECTION[self.machine.device]
+        of_update, of_evaluation = (
+            min(max(self.measured.numbers.get(name, 1.0), 1 / most), most) for name in (key, key + OF_EVALUATIONS)
+        )
+        self.corrections[config.hidden_size] = of_update
+        self.evaluation_correction = of_evaluation

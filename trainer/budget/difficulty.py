@@ -14,7 +14,7 @@ from dataset.batches import Assembler
 from dataset.corpus import ValidationBatches
 from dataset.packing import RowPlan
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import DEFAULT
+from dataset.tokenizing.tokenizer_files import DEFAULT, PROBE
 from trainer.budget.laws import POWER_OF_PACKING
 
 Floats = NDArray[np.float64]
@@ -55,20 +55,23 @@ def difficulty_of(
     else:
         rows = sampled_rows(plan, TRAINED_TOKENS)
         evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
-    trained, n_evaluated = tokens_of(assembler, plan, rows), len(evaluated)
-    usual = DocumentEncoder(load_tokenizer(DEFAULT))
-    if usual.fingerprint != encoder.fingerprint:
-        # Counted pairs would know too little of many entries, and the law has seen no other tokenizer.
-        trained, evaluated = (encoded_again(tokens, encoder, usual) for tokens in (trained, evaluated))
-    packing = len(evaluated) / max(n_evaluated, 1)
-    return difficulty_of_tokens(trained, evaluated) * packing**POWER_OF_PACKING
+    trained = tokens_of(assembler, plan, rows)
+    usual = DocumentEncoder(load_tokenizer(DEFAULT), encoder.parse_special_tokens)
+    # Conversations keep their marks, and what a tokenizer cannot give back keeps its tokens.
+    is_other = type(encoder) is DocumentEncoder and encoder.fingerprint != usual.fingerprint
+    if not is_other or encoder.round_trip(PROBE) != PROBE:
+        return difficulty_of_tokens(trained, evaluated)
+    # Counted pairs would know too little of many entries, and the law has seen no other tokenizer.
+    usual_trained, usual_evaluated = (encoded_again(tokens, encoder, usual) for tokens in (trained, evaluated))
+    packing = len(usual_evaluated) / max(len(evaluated), 1)
+    return difficulty_of_tokens(usual_trained, usual_evaluated) * packing**POWER_OF_PACKING
 
 
 def encoded_again(tokens: Ints, encoder: DocumentEncoder, usual: DocumentEncoder) -> Ints:
-    """The tokens of some documents by another encoder."""
-    ends = np.flatnonzero(tokens == encoder.eos_id) + 1
-    texts = [encoder.decode(document.tolist()) for document in np.split(tokens, ends) if len(document)]
-    return np.concatenate([np.empty(0, np.int64), *map(np.array, usual.encode(texts))])
+    """The inputs of some documents, with BOS and without EOS, by another encoder."""
+    documents = np.split(tokens, np.flatnonzero(tokens == encoder.bos_id))
+    texts = [encoder.decode(document.tolist()) for document in documents if len(document)]
+    return np.array([token_id for ids in usual.encode(texts) for token_id in ids[:-1]], np.int64)
 
 
 def difficulty_of_tokens(trained: Ints, evaluated: Ints) -> float:

@@ -46,7 +46,7 @@ FORMAT = 3
 FIGURES = "figures.json"
 # What a plan holds out is decided later: at most about this share of the documents (`share_to_hold_out`), or the end of a long text. That
 # end is a share of the tokens; here TAIL times that share of the bytes is left out.
-HELD_OUT_SHARE = 0.075
+HELD_OUT_SHARE, FEW_HELD_OUT_SHARE = 0.075, 0.02
 TAIL = 1.25
 # Parts of documents, in bytes: a small share of a book is some parts of it.
 PART = 1 << 17
@@ -63,11 +63,11 @@ class Part(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What tokenizers are trained on. held_out: at most this share of the text is held out. max_bytes: of text, at most."""
+    """What tokenizers are trained on. held_out: at most this share of the text is held out; None: a plan chooses it. max_bytes: of text, at most."""
 
     sources: Sequence[Source]
     reading: TextSettings
-    held_out: float
+    held_out: float | None
     max_bytes: float
 
 
@@ -150,15 +150,19 @@ def training_texts(request: Request, encoder: DocumentEncoder) -> tuple[list[str
     lengths: list[int] = []
     for source, area in zip(request.sources, areas, strict=True):
         parts += sampled_parts(source, request.reading, encoder, request.max_bytes * area / sum(areas), lengths)
+    # Of few texts a plan holds out less (`share_to_hold_out`).
+    share = request.held_out
+    if share is None:
+        share = FEW_HELD_OUT_SHARE if len(lengths) < MIN_DOCUMENTS else HELD_OUT_SHARE
     # Any long text may be the one whose end is held out, which has the most tokens, not bytes. It is never held out whole.
     longest = max(lengths, default=0) if len(lengths) < MIN_DOCUMENTS else math.inf
-    tail = math.ceil(TAIL * request.held_out * sum(lengths))
+    tail = math.ceil(TAIL * share * sum(lengths))
     texts: list[str] = []
     trained: dict[int, int] = {}
     for part in parts:
         is_long = part.length >= min(2 * tail, longest)
         raw = part.raw[: max(0, part.length - tail * is_long - part.begin)]
-        if raw and (is_long or not is_low(np.array(part.hash, np.uint64), request.held_out)):
+        if raw and (is_long or not is_low(np.array(part.hash, np.uint64), share)):
             # A part may begin or end within a character.
             texts.append(raw.decode(errors="ignore"))
             trained[part.copy_hash] = max(trained.get(part.copy_hash, 0), part.begin + len(raw))

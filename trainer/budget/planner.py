@@ -279,16 +279,15 @@ def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timi
     """
     if costs.seconds is None:
         return best_plan(candidates, costs)
-    costs.recall(candidates)
+    # Another program may have disturbed what was timed before: good enough to show a plan, not to run one.
+    if costs.settings.dry_run:
+        costs.recall(candidates)
     plan = best_plan(candidates, costs)
-    # What was timed before is as good as new for a plan that is only shown, or if compiled code is timed below.
-    timed_widths = {*costs.corrections} if costs.settings.dry_run or costs.compiled else set[int]()
-    end = 0.0 if costs.settings.dry_run and timed_widths else seconds_since_start() + TIMING_SHARE * costs.seconds
-    while plan.config.hidden_size not in timed_widths and (not timed_widths or seconds_since_start() < end):
+    end = 0.0 if costs.corrections else seconds_since_start() + TIMING_SHARE * costs.seconds
+    while plan.config.hidden_size not in costs.corrections and (not costs.corrections or seconds_since_start() < end):
         announce(f"planning: timing {shape_text(plan)}")
         timed = yield timing_of(plan, costs, compiled=False)
         costs.learn(plan.config, plan.batching, timed, compiled=False)
-        timed_widths.add(plan.config.hidden_size)
         plan = best_plan(candidates, costs)
     if costs.compiled:
         to_compile = costs.compile_seconds(plan.config, plan.batching)
@@ -297,6 +296,10 @@ def choose(candidates: Sequence[ModelConfig], costs: RunCosts) -> Generator[Timi
             announce(f"planning: compiling {shape_text(plan)}, in about {duration_text(to_compile)}")
             timed = yield timing_of(plan, costs, compiled=True)
             costs.learn(plan.config, plan.batching, timed, compiled=True)
+        elif costs.settings.dry_run:
+            # What was timed may have been compiled code.
+            costs.corrections.clear()
+            costs.recall(candidates)
         # With this code, or as plain code after all
         plan = best_plan(candidates, costs)
     return plan

@@ -20,7 +20,7 @@ from trainer.budget.costs import (
     entry_seconds,
     sampled_ids,
 )
-from trainer.budget.own_tokenizer import FIGURES, HELD_OUT_SHARE, Request, own_tokenizers
+from trainer.budget.own_tokenizer import FIGURES, Request, own_tokenizers
 from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.data import DOCUMENTS, TextKind, data_of
 from trainer.pretrain.memory import flops_per_token
@@ -54,7 +54,7 @@ def tokenizers_of_text(settings: PretrainSettings, ranks: Ranks, kind: TextKind,
     # Of about as much time and free memory, a power of two: another number trains other tokenizers.
     max_bytes = 2.0 ** int(math.log2(most))
     is_free = not {"val_path", "val_fraction"} & settings.user_set
-    held_out = HELD_OUT_SHARE if is_free else settings.val_fraction
+    held_out = None if is_free else settings.val_fraction
     request = Request(group_sources(data_of(settings, kind)), settings, held_out, max_bytes)
     return first_rank_first(ranks, partial(own_tokenizers, request, ranks.is_main))
 

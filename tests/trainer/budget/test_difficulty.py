@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dataset.corpus import Corpus
-from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.byte_level_bpe import save, train_bpe
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import write_texts
+from trainer.budget import laws
 from trainer.budget.difficulty import bigram_predictions, difficulty_of, mixture_loss, row_predictions
 
 
@@ -71,3 +73,22 @@ def test_a_text_in_order_is_easier(tmp_path, tokenizer, held_out):
     rng = np.random.default_rng(0)
     assert of([np.roll(words, i) for i in range(301)]) < of([rng.permutation(words) for _ in range(302)]) < 1
     assert of([["some"], ["text"]]) > 0
+
+
+def test_other_tokenizers_are_measured_by_this_repositorys(tmp_path, tokenizer):
+    """Reference: its tokens of the same short documents."""
+    rng = np.random.default_rng(0)
+    letters = [*"etaoin shrdlu "]
+    texts = ["".join(rng.choice(letters, rng.integers(20, 200))) for _ in range(2000)]
+    path = write_texts(tmp_path / "texts.jsonl", texts)
+    save(train_bpe(texts, 1500), tmp_path / "other")
+    usual, other = DocumentEncoder(tokenizer), DocumentEncoder(load_tokenizer(tmp_path / "other"))
+    difficulty, inputs = {}, {}
+    for encoder in (usual, other):
+        corpus = Corpus([path], encoder, max_seq_len=64, seed=0, val_fraction=0.2)
+        validation = corpus.validation()
+        difficulty[encoder] = difficulty_of(corpus.assembler(), corpus.plan(0), validation, encoder)
+        inputs[encoder] = validation.plan.n_pairs
+    ratio = (inputs[usual] / inputs[other]) ** laws.POWER_OF_PACKING
+    assert abs(ratio - 1) > 0.1
+    assert difficulty[other] == pytest.approx(ratio * difficulty[usual], rel=0.01)
