@@ -11,8 +11,7 @@ from model.products import compute_dtype
 
 # Rows of logits that exist at a time: 52 MB in fp32 with a vocabulary of 6,400. Fewer make small products.
 CHUNK_ROWS = 2048
-# Upper bound of a CPU's logits where no gradient is wanted: a larger block takes as long for its memory as for its products. The
-# gradient of the weight is added once a chunk, and wants all rows.
+# Upper bound of a CPU's logits where no gradient is wanted: a larger block takes as long for its memory as for its products.
 EVALUATED_LOGITS = CHUNK_ROWS * 6400
 # Each chunk is about ten launches, and a GPU computes 2,048 rows faster than the host launches the next ones.
 GPU_CHUNK_ROWS = 16_384

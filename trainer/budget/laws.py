@@ -78,9 +78,9 @@ USUAL_ENTRIES = 6400
 # as they are longer. 160 x 2 after 3.9 M tokens, 6,144 to 51,200 entries, English, Chinese and both: 0.74 to 0.82.
 POWER_OF_PACKING = 0.76
 # Entries are learned from their occurrences: relative excess of the loss for an entry per unique token that is trained, times a power of
-# the passes over these. 102,400 entries after 0.56 M tokens: 6 %; 1,024 and 2,048 of a megabyte in eight passes: 2 and 5 %.
+# the passes over these. 102,400 entries after 0.56 M tokens: 6 %; 1,024 and 2,048 of a megabyte in eight passes: 3 and 8 %, so 1,024 win.
 COST_OF_ENTRIES = 0.35
-POWER_OF_ENTRY_PASSES = 1.5
+POWER_OF_ENTRY_PASSES = 1.75
 
 
 def factor_of_entries(entries: int, tokens: float, unique: float) -> float:
