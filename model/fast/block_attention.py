@@ -87,12 +87,9 @@ class _BlockAttention(torch.autograd.Function):
         all_exp_scores = saved[3 * n :]
         scale = k.shape[2] ** -0.5
         d_queries = []
-        width = all_exp_scores[0].shape[2]
-        # For each block, the gradients of its keys, transposed [B*G, D, width]: a product then transposes its D columns of
-        # queries, not its scores. They are sums in fp32 over the blocks of queries that see them. Not slices of one
-        # tensor, for which the compiler asks of every number again in which slices it lies.
-        d_k: list[Any] = [0.0] * n
-        d_v: list[Any] = [0.0] * n
+        # Every block adds to the gradients of the keys that it sees, in fp32.
+        d_k = torch.zeros_like(k, dtype=torch.float32)
+        d_v = torch.zeros_like(v, dtype=torch.float32)
         for q, output, denominator, exp_scores, grad in zip(
             queries, outputs, denominators, all_exp_scores, grads, strict=True
         ):
@@ -103,11 +100,6 @@ class _BlockAttention(torch.autograd.Function):
             d_exp_scores = (d_output @ v[:, :S].transpose(1, 2)).float()
             d_scores = (exp_scores.float() * (d_exp_scores - row_sum) * scale).to(q.dtype)
             d_queries.append(d_scores @ k[:, :S])
-            for sums, product in (
-                (d_k, q.transpose(1, 2) @ d_scores),
-                (d_v, d_output.transpose(1, 2) @ exp_scores),
-            ):
-                for i, part in enumerate(product.split(width, dim=2)):
-                    sums[i] = sums[i] + part.float()
-        d_key, d_value = (torch.cat(sums, dim=2).transpose(1, 2) for sums in (d_k, d_v))
-        return d_key.to(k.dtype), d_value.to(v.dtype), None, *d_queries
+            d_k[:, :S] += d_scores.transpose(1, 2) @ q
+            d_v[:, :S] += exp_scores.transpose(1, 2) @ d_output
+        return d_k.to(k.dtype), d_v.to(v.dtype), None, *d_queries
