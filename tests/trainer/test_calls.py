@@ -39,7 +39,7 @@ def set_switches():
     torch.set_default_device("meta")
     torch.set_grad_enabled(False)
     torch.use_deterministic_algorithms(True)
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(False)
     torch.backends.mkldnn.enabled = False
     torch.backends.cuda.enable_math_sdp(False)
     torch.manual_seed(random.getrandbits(9))

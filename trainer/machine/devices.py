@@ -48,8 +48,9 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled, True),
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-    # true if numbers that small are 0
-    (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal, False),
+    # Subnormal numbers are 0. The sharp scores of `init_induction` give many probabilities that small, for which a CPU takes several
+    # times as long. It holds for this thread and for the worker threads that start later, so it comes before the first operation.
+    (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal, True),
     (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _flag(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
     _flag(torch.backends.cuda.matmul, "fp32_precision"),

@@ -192,6 +192,12 @@ def test_tensors_of_a_cpu_run_lie_in_huge_pages_also_after_a_fork(overcommit, tm
     assert (after > 64e6) == (overcommit == "0")
 
 
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU cannot")
+def test_numbers_that_slow_a_cpu_down_are_zero_in_all_threads():
+    program = "with own_switches(): torch.set_num_threads(2); print((torch.full((1 << 22,), 2e-38) * 0.1).any())"
+    assert run_program(f"from trainer.machine.devices import *\n{program}").stdout == "tensor(False)\n"
+
+
 def test_windows_says_stop_by_another_signal(monkeypatch):
     """Ctrl-Break, or a console window that is closed; loader processes leave it to the main one. SIGUSR2 plays it here."""
     monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR2, raising=False)
