@@ -243,6 +243,7 @@ class RunCosts:
     def __post_init__(self) -> None:
         settings = self.settings
         self.fixed = settings.fixed
+        self.settings_with_head = replace(settings, sampled_softmax=self.head_ids)
         self.max_passes = laws.max_passes(settings.from_weight)
         self.n_prompts = len(read_prompts(settings.sample_prompts))
         self.seconds = settings.budget_seconds
@@ -357,8 +358,7 @@ class RunCosts:
         machine, T = self.machine, self.text.rows.T
         compiled = self.compiled and machine.device != "cuda"
         device, rows = torch.device(machine.device), batching.micro_rows
-        settings = replace(self.settings, sampled_softmax=self.head_ids)
-        return training_bytes(config, rows, T, settings, machine.dtype, device, compiled)
+        return training_bytes(config, rows, T, self.settings_with_head, machine.dtype, device, compiled)
 
     def token_flops(self, config: ModelConfig) -> float:
         """Of a run of this model."""

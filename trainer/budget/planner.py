@@ -411,11 +411,14 @@ def batchings(config: ModelConfig, costs: RunCosts) -> list[Batching]:
     for micro_rows, n in candidates:
         rows_at_once = micro_rows * ranks.world_size
         batching = Batching(ranks, n * rows_at_once, micro_rows, flag_rows=rows_at_once // ranks.batches_at_once)
+        # Larger micro-batches come first.
+        if batching.rows in largest:
+            continue
         fits = machine.memory is None or costs.memory(config, batching) <= machine.memory
         # Nothing is compiled twice.
         is_compiled = not costs.compiled_key or costs.compile_key(config, batching) == costs.compiled_key
         if fits and is_compiled:
-            largest.setdefault(batching.rows, batching)
+            largest[batching.rows] = batching
     return list(largest.values())
 
 
