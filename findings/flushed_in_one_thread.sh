@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torch 2.13.0, torch.set_flush_denormal on a CPU
+# torch 2.13.0, torch.set_flush_denormal on a CPU, Linux
 # One would guess: it disables denormal (subnormal) numbers on the CPU, in all operations from then on.
 # What happens: it holds for the thread that calls it and for worker threads that start later. Once an operation has used several threads,
 # a large tensor times a number has zeros in some parts and subnormal numbers in others; if it is called first, zeros everywhere.

@@ -81,10 +81,6 @@ POWER_OF_PACKING = 0.76
 # the passes over these. 102,400 entries after 0.56 M tokens: 6 %; 1,024 and 2,048 of a megabyte in eight passes: 3 and 8 %, so 1,024 win.
 COST_OF_ENTRIES = 0.35
 POWER_OF_ENTRY_PASSES = 1.75
-# More than an entry per so many unique tokens costs this much more once the text is read again: what is memorised are rare entries. Tiny
-# Shakespeare, two passes: 6,144 entries 2.22 and 2.16 bits per byte, 3,200 2.17, 1,024 2.07, where less than 2.05 was expected of 6,144.
-TOKENS_OF_ENTRY = 150
-COST_OF_RARE_ENTRIES = 8.0
 
 
 def factor_of_entries(entries: int, tokens: float, unique: float) -> float:
@@ -92,10 +88,7 @@ def factor_of_entries(entries: int, tokens: float, unique: float) -> float:
     if entries == USUAL_ENTRIES:
         # What these cost is in the fit.
         return 1.0
-    passes = tokens / unique
-    usual_cost = COST_OF_ENTRIES * entries / unique * passes**POWER_OF_ENTRY_PASSES
-    rare_entries = max(entries / unique - 1 / TOKENS_OF_ENTRY, 0.0)
-    return 1 + usual_cost + COST_OF_RARE_ENTRIES * rare_entries * min(passes - 1, 1.0)
+    return 1 + COST_OF_ENTRIES * entries / unique * (tokens / unique) ** POWER_OF_ENTRY_PASSES
 
 
 # Relative error of an expected loss: nearly equally good fits differ by this much.

@@ -38,6 +38,11 @@ MIN_PACKING = 0.9
 # Distinct targets of a row, and the share of a budget of time that updates get: about
 DISTINCT_TARGETS = 330
 TRAINING_SHARE = 0.8
+# Text that is read again gets at most about an entry per so many unique tokens: more cost this much more. Tiny Shakespeare, plans of 5e12
+# FLOP: 6,144 entries 2.22 bits per byte (224 x 2, 2 passes) and 2.16 (96 x 2, 3), 3,200 2.17 (192 x 2, 2.5), 1,600 and 1,024 2.06 and 2.07
+# (128 x 2, 3). The law expects the contrary, perhaps since it does not know how large a model such text bears.
+TOKENS_OF_ENTRY = 150
+COST_OF_RARE_ENTRIES = 8.0
 
 # vocabulary size -> the models to try
 Sizes = Callable[[int], Sequence[ModelConfig]]
@@ -123,7 +128,12 @@ def expected_loss(
     is_suitable = fewest <= config.num_hidden_layers <= most and parameter_count(config) <= most_parameters
     if not is_suitable and not {"hidden_size", "num_hidden_layers"} & settings.user_set:
         return math.inf
-    return laws.expected_loss(config, tokens, [laws.Part(1.0, unique)], difficulty, init_scheme="induction")
+    loss = laws.expected_loss(config, tokens, [laws.Part(1.0, unique)], difficulty, init_scheme="induction")
+    if config.vocab_size == laws.USUAL_ENTRIES:
+        return loss
+    rare_entries = max(config.vocab_size / unique - 1 / TOKENS_OF_ENTRY, 0.0)
+    repeats = min(max(tokens / unique - 1, 0.0), 1.0)
+    return loss * (1 + COST_OF_RARE_ENTRIES * rare_entries * repeats)
 
 
 def knows_held_out(corpus: Corpus, folder: Path) -> bool:

@@ -49,7 +49,8 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     # Subnormal numbers are 0. The sharp scores of `init_induction` give many probabilities that small, for which a CPU takes several
-    # times as long. It holds for this thread and for the worker threads that start later, so it comes before the first operation.
+    # times as long. On Linux worker threads have what the thread that starts them has then, and keep it: in a command all of them, since
+    # it comes before the first operation; in a call from a program that has computed before, the main thread alone.
     (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal, True),
     (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _flag(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
