@@ -112,7 +112,14 @@ def load_model(weight: str | Path, with_interface: bool = True) -> MiniMindLM:
         model_class = MiniMindForCausalLM
     record = read_record(path)
     if path.is_dir():
-        model = model_of_folder(model_class, path)
+        # Its imports take longer than that of torch.
+        from model.hf_format import load_folder, read_config
+
+        try:
+            config = read_config(path)
+        except ValueError as error:
+            raise UserError(f"{error}; {ELSEWHERE}") from error
+        model = load_folder(model_class, path, config)
         # A chat model of others may end its answers by a token that is none of its tokenizer's.
         settings = path / "generation_config.json"
         ends = (read_object(settings) if settings.exists() else record).get("eos_token_id")
@@ -123,18 +130,6 @@ def load_model(weight: str | Path, with_interface: bool = True) -> MiniMindLM:
     setattr(model.config, ENDS_FIELD, ends if isinstance(ends, list) else [ends])
     setattr(model.config, ROW_LENGTH_FIELD, record.get(ROW_LENGTH_FIELD))
     return model
-
-
-def model_of_folder(model_class: type[MiniMindLM], folder: Path) -> MiniMindLM:
-    """The model of a folder in its MiniMind form. Errors: UserError for one that has none, ValueError for faulty files."""
-    # Its imports take longer than that of torch.
-    from model.hf_format import load_folder, read_config
-
-    try:
-        config = read_config(folder)
-    except ValueError as error:
-        raise UserError(f"{error}; {ELSEWHERE}") from error
-    return load_folder(model_class, folder, config)
 
 
 def trained_length(config: ModelConfig, unknown: int = MAX_INT) -> int:
