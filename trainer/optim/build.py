@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.bare import BareOptimizer
-from trainer.optim.muon import Muon, Orthogonalise, divided_orthogonalise, orthogonalise
+from trainer.optim.muon import BareOptimizer, Muon, Orthogonalise, divided_orthogonalise, orthogonalise
 from trainer.settings import OptimizerSettings
 from trainer.sharding import is_sharded
 

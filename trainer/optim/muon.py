@@ -12,6 +12,7 @@ fast as possible. They do not converge to 1: five steps bring each s between 0.0
 trains as well and saves steps. Source: https://kellerjordan.github.io/posts/muon/
 """
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,7 +23,6 @@ import torch.distributed as dist
 
 from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks
-from trainer.optim.bare import BareOptimizer
 from trainer.sharding import own_part, rows_of_ranks
 
 # ([n, rows, columns], shape of a whole matrix) -> each matrix orthogonalised. If the matrices are sharded among ranks
@@ -89,6 +89,16 @@ def divided_orthogonalise(ranks: Ranks, is_sharded: bool, matrices: torch.Tensor
     returned = torch.cat([part.flatten() for part in to_ranks])
     dist.all_to_all_single(result.view(-1), returned, of_owners, of_mine)
     return result
+
+
+class BareOptimizer(torch.optim.Optimizer):
+    """torch.optim.Optimizer without the wrappers that keep torch.compile out of its methods: nothing compiles these, and the
+    first call of each imports torch._dynamo, which takes as long as torch itself."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class Muon(BareOptimizer):
