@@ -148,24 +148,25 @@ YARN_NAMES = {
 }
 
 
+def weights_of_layer(config: ModelConfig, experts: int) -> int:
+    """Number of weights in the matrices of a layer, with so many of its routed experts."""
+    width = config.hidden_size
+    # q_proj and o_proj; k_proj and v_proj
+    attention = 2 * width * config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    if not config.use_moe:
+        return attention + 3 * width * config.intermediate_size
+    router = width * config.num_experts
+    return attention + router + 3 * width * config.moe_intermediate_size * (experts + config.n_shared_experts)
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Number of parameters, all experts included, a tied head once. No model is built."""
     width = config.hidden_size
-    query_width = config.num_attention_heads * config.head_dim
-    key_width = config.num_key_value_heads * config.head_dim
-    # q_proj and o_proj; k_proj and v_proj
-    attention = 2 * width * query_width + 2 * width * key_width
+    norms = 2 * width
     if config.generation == "minimind3":
         # q_norm and k_norm
-        attention += 2 * config.head_dim
-    if config.use_moe:
-        experts = config.num_experts + config.n_shared_experts
-        router = width * config.num_experts
-        mlp = 3 * width * config.moe_intermediate_size * experts + router
-    else:
-        mlp = 3 * width * config.intermediate_size
-    norms = 2 * width
-    layer = attention + mlp + norms
+        norms += 2 * config.head_dim
+    layer = weights_of_layer(config, config.num_experts) + norms
     tables = 1 if config.tie_word_embeddings else 2
     last_norm = width
     return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm

@@ -23,7 +23,7 @@ from dataset.batches import Batch
 from dataset.corpus import Corpus
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
-from model.config import ModelConfig, parameter_count
+from model.config import ModelConfig, parameter_count, weights_of_layer
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
@@ -45,19 +45,11 @@ def flops_per_token(config: ModelConfig, length: float, head_ids: int = 0) -> fl
     of mean squared length / mean length = `length`; the tied head once, the embedding look-up free. head_ids: of
     `--sampled_softmax`; 0: the whole vocabulary.
     """
-    H = config.hidden_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    # Weights of one layer that a token is multiplied with: three matrices of an MLP, and the router of experts.
-    if config.use_moe:
-        experts = config.num_experts_per_tok + config.n_shared_experts
-        mlp = 3 * H * config.moe_intermediate_size * experts + H * config.num_experts
-    else:
-        mlp = 3 * H * config.intermediate_size
-    # q_proj and o_proj, k_proj and v_proj.
-    attention = 2 * H * queries + 2 * H * keys
-    weights = config.num_hidden_layers * (attention + mlp) + (head_ids or config.vocab_size) * H
+    # Those that a token is multiplied with
+    weights = config.num_hidden_layers * weights_of_layer(config, config.num_experts_per_tok)
+    weights += (head_ids or config.vocab_size) * config.hidden_size
     # Scores and their products with v: two products over half of the keys.
+    queries = config.num_attention_heads * config.head_dim
     scores = config.num_hidden_layers * length * queries
     return 6 * weights + 6 * scores
 
