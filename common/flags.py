@@ -95,10 +95,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        parsed, unknown = self.parse_known_args(args)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self.nearest(unknown)}")
         for action in self._actions:
