@@ -205,14 +205,6 @@ def in_section(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def sections_of(words: Sequence[str], p: Parser) -> list[str]:
-    """The sections of some groups and sections."""
-    for word in words:
-        if word not in {*GROUPS, *SECTIONS}:
-            p.error(f"{word}: expected one of {', '.join([*GROUPS, *SECTIONS])}")
-    return [name for word in words for name in GROUPS.get(word, (word,))]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Errors: UserError."""
     p = Parser(prog="check.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,7 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Set in the process of a section
     p.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     args = p.parse_args(argv)
-    names = sections_of(args.sections or ["report"], p)
+    for word in args.sections:
+        if word not in {*GROUPS, *SECTIONS}:
+            p.error(f"{word}: expected one of {', '.join([*GROUPS, *SECTIONS])}")
+    names = [name for word in args.sections or ["report"] for name in GROUPS.get(word, (word,))]
     args.device = str(pick_device(args.device or ("cuda" if GPU_GROUPS & {*args.sections} else None)))
     if args.section:
         return in_section(args.section, args)

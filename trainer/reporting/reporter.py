@@ -123,7 +123,9 @@ class Reporter:
 
     def log(self, progress: Progress, values: Mapping[str, Any], text: str) -> None:
         """Print `text`, and record `values` in the metrics file and the tracker."""
-        if self.is_main and "loss" in values and in_notebook():
+        # The kernel of a notebook has imported it.
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if self.is_main and "loss" in values and hasattr(shell, "kernel"):
             self.replace_line(text)
         else:
             self.say(text)
@@ -179,12 +181,6 @@ class Reporter:
             self.say(
                 f"warning: the tracker has failed, and is off now ({type(error).__name__}: {error}); training continues"
             )
-
-
-def in_notebook() -> bool:
-    """True in the kernel of a notebook, which has imported IPython."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return hasattr(shell, "kernel")
 
 
 def publishable(value: Any) -> Any:

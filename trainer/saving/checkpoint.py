@@ -194,12 +194,9 @@ class Checkpoints:
         good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self.damaged]
         for path in self.paths():
             if path not in good[:keep]:
-                self._remove(path)
-
-    def _remove(self, path: Path) -> None:
-        """Delete a checkpoint and its digest; on Windows another program may have them open, and the next save tries again."""
-        remove_if_possible(path)
-        remove_if_possible(Path(f"{path}.sha256"))
+                # On Windows another program may have them open, and the next save tries again.
+                remove_if_possible(path)
+                remove_if_possible(Path(f"{path}.sha256"))
 
     def remove_leftovers(self) -> None:
         """Delete half-written files of a killed run, in the folder and beside it. No save may be in progress.
