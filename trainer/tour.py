@@ -25,14 +25,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
+from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.packing import Piece, naive_rows
 from model.config import IGNORE
 from model.loss import chunked_cross_entropy
 from model.plain import Config, MiniMind
 from trainer.machine.command_line import run_cli
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

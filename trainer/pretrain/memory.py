@@ -24,7 +24,7 @@ from dataset.corpus import Corpus
 from dataset.loader import to_device
 from dataset.packing import RowPlan, Totals
 from model.config import ModelConfig, parameter_count, weights_of_layer
-from model.loss import chunk_rows
+from model.loss import FP32_BYTES, chunk_rows
 from model.model_minimind import MiniMindLM
 from trainer.advice import OUT_OF_MEMORY_ADVICE
 from trainer.batching import Batching
@@ -63,7 +63,6 @@ def mean_context(plan: RowPlan) -> float:
 # Maximum rows that one rank computes at once. More make the products of a CPU no faster, and take memory. On a GPU this many
 # keep it busy while the host launches the next kernels; fewer are used if they do not fit.
 MAX_MICRO_ROWS = {"cpu": 16, "mps": 16, "cuda": 256}
-FP32_BYTES = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32_BYTES
 # With --verify_every weight and moments once more and, while an update is computed twice, its first result

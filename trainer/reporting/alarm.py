@@ -8,7 +8,7 @@ from typing import Any
 
 # Above what guessing reaches, in nats
 MARGIN = 0.5
-# Rises of the validation loss in a row, by this factor in all: less is chance
+# Rises of the validation loss in a row, by this factor in all, also of the last loss above the lowest: less is chance
 RISES = 3
 RISEN = 1.01
 # A loss stands still if its mean over half of the last log lines is above this ratio to that of the half before. There are so many

@@ -15,6 +15,7 @@ import numpy as np
 from common.errors import UserError, user_errors
 from common.files import check_regular_file
 from trainer.forecast import Expectation
+from trainer.reporting.alarm import RISEN
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
@@ -242,10 +243,6 @@ class RunRecords:
         return bool(self.start_record("data").get("trained") == ANSWERS)
 
 
-# A rise of the validation loss by more than this factor is not chance.
-OVERFITTED = 1.01
-
-
 def quality(run: RunRecords) -> list[tuple[str, float]]:
     """[(whose, bits per byte)], the model first; empty if it was not evaluated on text."""
     bits = run.last("bits_per_byte")
@@ -283,6 +280,6 @@ def risen_validation(run: RunRecords) -> str | None:
         f"the validation loss was lowest after update {update:,}: {lowest:.3f}{of_best}; that of the last update is "
         f"{last:.3f}{of_last}"
     )
-    if last > OVERFITTED * lowest:
+    if last > RISEN * lowest:
         line += ", so the model has started to memorise its training data (fewer epochs or more data help)"
     return line
