@@ -246,7 +246,7 @@ def init_model(
     # the largest id + 1
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
-    flag = settings.tokenizer_flag()
+    flag = f"--vocab_path {settings.vocab_path}" if settings.vocab_path else what
     check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)

@@ -155,10 +155,6 @@ class GlueSettings(
     description: ClassVar[str] = "Fine-tune an encoder on GLUE."
     num_workers: int = with_default(MachineSettings, "num_workers", 0)
 
-    def tokenizer_flag(self) -> str:
-        """The flag that decides the tokenizer, with its value."""
-        return f"--vocab_path {self.vocab_path}" if self.vocab_path else f"--model_path {self.model_path}"
-
     def check(self) -> None:
         if self.fp16 and self.dtype == "float32":
             raise ValueError("--fp16 is --dtype float16, and --dtype float32 is given: drop one")
