@@ -126,7 +126,13 @@ class Reporter:
         # The kernel of a notebook has imported it.
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         if self.is_main and "loss" in values and hasattr(shell, "kernel"):
-            self.replace_line(text)
+            from IPython.display import Pretty, display
+
+            # in place of the last one
+            if self.display is None:
+                self.display = display(Pretty(text), display_id=True)
+            else:
+                self.display.update(Pretty(text))
         else:
             self.say(text)
         self.record(progress, values)
@@ -154,15 +160,6 @@ class Reporter:
             self.is_cut = bool(problem)
             with switches_kept():
                 self.on_log(record)
-
-    def replace_line(self, text: str) -> None:
-        """Show `text` in a notebook in place of the last one."""
-        from IPython.display import Pretty, display
-
-        if self.display is None:
-            self.display = display(Pretty(text), display_id=True)
-        else:
-            self.display.update(Pretty(text))
 
     def close(self) -> None:
         self.sync()
