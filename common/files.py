@@ -155,13 +155,6 @@ def atomic_folder(folder: Path, temporary: Path, last: str = "") -> Iterator[Pat
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def drop_page_cache(path: Path) -> None:
-    """Drop a file that is on disk already from the page cache. No-op on macOS and Windows, which have no such call."""
-    if hasattr(os, "posix_fadvise"):
-        with open(path, "rb") as file, contextlib.suppress(OSError):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 class HashingWriter:
     """A file for torch.save that also computes the SHA-256 of what is written."""
 

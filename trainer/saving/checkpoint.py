@@ -23,9 +23,11 @@ torch.distributed.checkpoint would do as much, but its `load` unpickles `.metada
 it. These files are read only by torch's restricted unpickler.
 """
 
+import contextlib
 import errno
 import glob
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +40,6 @@ import torch
 from common.errors import UserError
 from common.files import (
     atomic_file,
-    drop_page_cache,
     file_digest,
     is_hard_link,
     link_or_copy,
@@ -179,7 +180,10 @@ class Checkpoints:
         if earlier:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
-        drop_page_cache(path)
+        # So that it comes from the disk, not from the page cache; macOS and Windows have no such call.
+        if hasattr(os, "posix_fadvise"):
+            with open(path, "rb") as file, contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if file_digest(path) != digest:
             self.damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
