@@ -143,8 +143,8 @@ class Mixture:
         make_plan: MakePlan,
         targets: Ints,
         seed: int,
-        epochs: int = 1,
-        n_rows: int = 0,
+        epochs: int,
+        n_rows: int,
     ) -> None:
         assert len(sources) == len(bounds) - 1 < 1 << 16, "the number of a source has 16 bits"
         self.store = store

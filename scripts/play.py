@@ -339,7 +339,7 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = os.name == "posix"
     daemon_threads = True
 
-    def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder, has_api: bool = False) -> None:
+    def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder, has_api: bool) -> None:
         """port: 0 for any free one. model: None if only runs are shown. has_api: for programs too."""
         self.model = model
         self.has_api = has_api

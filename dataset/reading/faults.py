@@ -61,7 +61,7 @@ def text_of(raw: bytes, text_field: str = "") -> str:
         raise BadLine(NOT_UTF8, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
-def check_column(text_field: str, names: Sequence[str], where: str, is_chat: bool = False) -> None:
+def check_column(text_field: str, names: Sequence[str], where: str, is_chat: bool) -> None:
     """Errors: DataError, starting with `where`, unless exactly one column of a table has the name. is_chat: of conversations."""
     if names.count(text_field) == 1:
         return

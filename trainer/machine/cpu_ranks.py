@@ -216,7 +216,7 @@ def wait_for_ranks(pids: list[int]) -> int:
     return exit_code
 
 
-def end_ranks(pids: list[int], grace_s: float = 0) -> None:
+def end_ranks(pids: list[int], grace_s: float) -> None:
     """Kill the ranks that are still there after this many seconds, and wait until all are gone."""
     end = time.monotonic() + grace_s
     for pid in pids:
