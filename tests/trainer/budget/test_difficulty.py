@@ -10,7 +10,14 @@ from dataset.tokenizing.byte_level_bpe import save, train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import write_texts
 from trainer.budget import laws
-from trainer.budget.difficulty import bigram_predictions, difficulty_of, mixture_loss, row_predictions
+from trainer.budget.difficulty import (
+    PASSAGE,
+    bigram_predictions,
+    difficulty_of,
+    mixture_loss,
+    row_predictions,
+    share_of_passages,
+)
 
 
 def kneser_ney(trained, context, token, is_longest=True):
@@ -52,6 +59,18 @@ def test_a_row_predicts_what_followed_the_same_tokens():
             assert predictions[length, place] == (after.count(token) / len(after) if after else 0)
             lengths += bool(after)
         assert longest[place] == lengths
+
+
+def test_passages_that_both_texts_have_are_counted():
+    rng = np.random.default_rng(0)
+    trained = rng.integers(0, 3, 400)
+    evaluated = np.concatenate([trained[90:130], rng.integers(0, 3, 50), trained[:20]])
+    known, wanted = (
+        [text[i : i + PASSAGE].tolist() for i in range(len(text) - PASSAGE + 1)] for text in (trained, evaluated)
+    )
+    share = share_of_passages(trained, evaluated)
+    assert 0 < share == np.mean([passage in known for passage in wanted]) < 1
+    assert share_of_passages(trained, evaluated[: PASSAGE - 1]) == share_of_passages(trained[:3], evaluated) == 0
 
 
 def test_a_mixture_has_the_best_weights_of_each_group():
