@@ -42,6 +42,9 @@ GAIN_OF_INDUCTION = 0.135
 TOKENS_OF_INDUCTION = 8.6e5
 # Small models gain less, at most 1 - e^-(layers x width / this) of the maximum: runs from 128 x 2 to 224 x 4, of 5 to 30 M tokens
 SIZE_OF_INDUCTION = 200
+# Power of the entries beyond USUAL_ENTRIES by which models count as larger there: with 51,200, 96 x 2 and 160 x 2 end 3 % apart after equal
+# FLOP (2e13), with 6,400 they end alike.
+POWER_OF_INDUCTION_ENTRIES = 0.3
 
 
 def factor_of_depth(layers: int, tokens: float) -> float:
@@ -191,7 +194,8 @@ def expected_loss(
     if init_scheme == "induction":
         # in place of the gain of depth, since both come from heads that copy
         share_by_tokens = unique / (unique + TOKENS_OF_INDUCTION)
-        share_by_size = 1 - math.exp(-layers * config.hidden_size / SIZE_OF_INDUCTION)
+        size = layers * config.hidden_size * max(config.vocab_size / USUAL_ENTRIES, 1) ** POWER_OF_INDUCTION_ENTRIES
+        share_by_size = 1 - math.exp(-size / SIZE_OF_INDUCTION)
         return loss * (1 - GAIN_OF_INDUCTION * min(share_by_tokens, share_by_size))
     return loss * factor_of_depth(layers, effective)
 
@@ -250,6 +254,8 @@ MIN_TOKENS_PER_PARAMETER = 5
 
 # Beyond the first ones in steps of about a fifth: the loss is flat around the best width.
 WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
+# Most entries of a model as narrow as the first: with 51,200 its heads of 32 unlearn to copy (model/induction.py).
+ENTRIES_OF_NARROWEST = 25_600
 # Heads of 32 were no better.
 HEAD_WIDTH = 64
 # Width per layer. With few tokens, wide and shallow models learn more in the same time.
@@ -262,6 +268,11 @@ TOKENS_OF_SHALLOW_MODELS = 14e6
 # the expected loss decides, but with at least three layers: after 30 M two were the worst of eight sizes.
 TOKENS_OF_DEEP_MODELS = 40e6
 MIN_MIDDLE_LAYERS = 3
+
+
+def widths_for(entries: int) -> Sequence[int]:
+    """Widths to choose from for a vocabulary of this size."""
+    return WIDTHS if entries <= ENTRIES_OF_NARROWEST else WIDTHS[1:]
 
 
 def layers_for(width: int, tokens: float) -> tuple[int, int]:

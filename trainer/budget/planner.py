@@ -204,7 +204,7 @@ def sizes(fields: Mapping[str, Any]) -> list[ModelConfig]:
     fields: fixed fields of their configs, the vocabulary size among them. Errors: ValueError where no model has such fields.
     """
     found = []
-    for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
+    for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.widths_for(fields["vocab_size"]):
         heads = fields.get("num_attention_heads", laws.heads_for(width))
         # From what suits the shortest runs to what suits the longest, in steps of a tenth or less
         (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)

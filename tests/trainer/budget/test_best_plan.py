@@ -25,6 +25,8 @@ BUDGETS = pytest.mark.parametrize("budget", ["--budget 1h", "--budget_flops 3.6e
 FIVE_CORPORA = {"different": 1.77e7, "difficulty": 0.982}
 ALL_OF_THEM = {"different": 3.53e7, "difficulty": 1.0}
 WIKI = {"different": 2.51e7, "difficulty": 1.0}
+# en_wiki in a tokenizer of its own
+OWN_51200 = {"different": 8.68e6, "difficulty": 1.127, "context": 407, "entries": 51_200}
 
 
 def text(tokens):
@@ -232,6 +234,9 @@ def test_repeated_text_has_more_weight_decay():
         (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
         # What three layers are known by
         (1.41e6, 3, 0, 17.6e6, WIKI, 4.286, 0.05),
+        # the same with a tokenizer of its own, after equal FLOP
+        (5.12e6, 2, 96, 9.41e6, OWN_51200, 4.711, 0.01),
+        (8.78e6, 2, 160, 3.98e6, OWN_51200, 4.856, 0.01),
         # a megabyte of novels, read eight times
         (2.60e6, 2, 224, 2.3e6, {"different": 0.29e6, "difficulty": 0.841}, 4.066, 0.01),
     ],
@@ -241,7 +246,7 @@ def test_the_law_meets_the_runs_that_were_measured(monkeypatch, parameters, laye
     monkeypatch.setattr(laws, "parameter_count", lambda config: parameters)
     heads, init_scheme = (laws.heads_for(width), "induction") if width else (None, "zero_out")
     shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
-    config = SimpleNamespace(**shape, vocab_size=6400)
+    config = SimpleNamespace(**shape, vocab_size=of_text.get("entries", 6400))
     parts, context = text(of_text["different"]), of_text.get("context", laws.CONTEXT_OF_LAW)
     expected = laws.expected_loss(config, tokens, parts, of_text["difficulty"], "muon", init_scheme, context)
     assert expected == pytest.approx(loss, rel=rel)
