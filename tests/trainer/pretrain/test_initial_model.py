@@ -91,9 +91,9 @@ def test_a_text_said_twice_is_expected_the_second_time(shape):
     assert gained["induction"] > 1 and abs(gained["zero_out"]) < 0.3
 
 
-@pytest.mark.parametrize(("entries", "factor"), [(12_800, 1), (51_200, 2)])
-def test_induction_heads_tell_many_entries_apart_by_larger_embeddings(entries, factor):
+@pytest.mark.parametrize(("width", "entries", "factor"), [(128, 12_800, 1), (128, 51_200, 2), (64, 12_800, 2)])
+def test_induction_heads_tell_many_entries_apart_by_larger_embeddings(width, entries, factor):
     """Reference: a uniform distribution within 1 / sqrt(width)."""
-    config = ModelConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=entries)
+    config = ModelConfig(hidden_size=width, num_hidden_layers=2, num_attention_heads=2, vocab_size=entries)
     embeddings = init_model(MiniMindForCausalLM, config, "none", "out", "induction").lm_head.weight[:, :-1]
-    assert embeddings.std().item() == pytest.approx(factor / (3 * 64) ** 0.5, rel=0.01)
+    assert embeddings.std().item() == pytest.approx(factor / (3 * width) ** 0.5, rel=0.01)
