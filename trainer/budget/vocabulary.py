@@ -32,7 +32,7 @@ MAX_BYTES = float(1 << 26)
 BYTES_PER_SECOND = 60e3
 MEMORY_TIMES = 60
 # A size has to promise this much less than a smaller one, which takes less memory and time.
-WORTH_ENTRIES = 0.99
+WORTH_ENTRIES = 0.995
 # The least bytes per token for this repository's, where the law promises no gain
 MIN_PACKING = 0.9
 # Distinct targets of a row, and the share of a budget of time that updates get: about
