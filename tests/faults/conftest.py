@@ -8,13 +8,8 @@ import pytest
 
 from tests.faults.harness import ForkServer, Lab, make_corpus, make_tokenizer
 
-
-def pytest_collection_modifyitems(items):
-    if not hasattr(sys, "getwindowsversion"):
-        return
-    for item in items:  # fork, kill and resource limits are POSIX
-        if "faults" in item.nodeid:
-            item.add_marker(pytest.mark.skip(reason="needs a POSIX system"))
+# Fork, kill and resource limits are POSIX.
+collect_ignore_glob = ["test_*"] if hasattr(sys, "getwindowsversion") else []
 
 
 @pytest.fixture(scope="session")

@@ -99,8 +99,8 @@ ENDINGS = [
 
 @pytest.mark.parametrize("code, age, seconds_left, again", ENDINGS)
 def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(run, code, age, seconds_left, again):
-    end = seconds_left if isinstance(seconds_left, str) else moment_in(seconds_left)
-    told = f"   StartTime={moment_in(-age)} EndTime={end} Deadline=N/A"
+    end = seconds_left if isinstance(seconds_left, str) else slurm_time_in(seconds_left)
+    told = f"   StartTime={slurm_time_in(-age)} EndTime={end} Deadline=N/A"
     ended, calls = run("slurm.sbatch", **JOB_OF_SLURM, CODE_OF_srun=str(code), SAID_BY_scontrol=told)
     assert ended.returncode == (0 if again else code), ended.stderr
     ((_, arguments, variables),) = [call for call in calls if call[0] == "srun"]
@@ -109,8 +109,7 @@ def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(ru
     assert (["requeue", "7"] in [call[1] for call in calls]) == again
 
 
-def moment_in(seconds):
-    """As Slurm writes it."""
+def slurm_time_in(seconds):
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 

@@ -151,7 +151,6 @@ def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
 
 
 def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):
-    """What cannot be read is named."""
     file = tmp_path / "prompts.txt"
     file.write_text("\ufeffThe cat\r\n\n猫\u2028\n", encoding="utf-8", newline="")
     assert read_prompts([str(file)]) == ["The cat", "猫\u2028"]

@@ -16,8 +16,7 @@ from trainer import tour, train_pretrain
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
-def test_the_whole_of_it_has_510_lines():
-    """As README.md says."""
+def test_the_whole_of_it_has_510_lines_as_the_readme_says():
     assert round(sum(len(inspect.getsource(part).splitlines()) for part in (tour, plain, loss, naive_rows)), -1) == 510
 
 

@@ -94,7 +94,6 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
 
 
 def settings_for(path, n_bytes, *words):
-    """Those of a run on so much text."""
     with open(path, "wb") as file:
         file.truncate(n_bytes)
     return SftSettings.parse(["--data_path", str(path), "--from_weight", "none", *words])

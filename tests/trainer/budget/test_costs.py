@@ -172,7 +172,6 @@ def test_a_head_is_sampled_where_work_is_short_not_text(monkeypatch, tokens, wor
 
 
 def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path, tokenizer):
-    """Reference: what the files say."""
     trained, evaluated = "One text is trained. " * 40, "另一篇只用来评估。" * 20
     data_path, val_path = (write_texts(tmp_path / f"{text[:3]}.jsonl", [text]) for text in (trained, evaluated))
     settings = PretrainSettings(data_path=[data_path], val_path=[val_path], max_seq_len=64)

@@ -11,7 +11,6 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import write_texts
 from trainer.budget import laws
 from trainer.budget.difficulty import (
-    PASSAGE,
     bigram_predictions,
     difficulty_of,
     mixture_loss,
@@ -62,15 +61,12 @@ def test_a_row_predicts_what_followed_the_same_tokens():
 
 
 def test_passages_that_both_texts_have_are_counted():
-    rng = np.random.default_rng(0)
-    trained = rng.integers(0, 3, 400)
-    evaluated = np.concatenate([trained[90:130], rng.integers(0, 3, 50), trained[:20]])
-    known, wanted = (
-        [text[i : i + PASSAGE].tolist() for i in range(len(text) - PASSAGE + 1)] for text in (trained, evaluated)
-    )
-    share = share_of_passages(trained, evaluated)
-    assert 0 < share == np.mean([passage in known for passage in wanted]) < 1
-    assert share_of_passages(trained, evaluated[: PASSAGE - 1]) == share_of_passages(trained[:3], evaluated) == 0
+    """Reference: their 12 tokens, one passage after the other."""
+    trained, random = np.random.default_rng(0).integers(0, 3, (2, 400))
+    evaluated = np.concatenate([trained[90:130], random, trained[:20]])
+    known, wanted = ([text[i : i + 12].tolist() for i in range(len(text) - 11)] for text in (trained, evaluated))
+    assert 0 < share_of_passages(trained, evaluated) == np.mean([passage in known for passage in wanted]) < 1
+    assert share_of_passages(trained, evaluated[:11]) == share_of_passages(trained[:3], evaluated) == 0
 
 
 def test_a_mixture_has_the_best_weights_of_each_group():

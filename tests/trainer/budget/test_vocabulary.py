@@ -99,9 +99,11 @@ SHAKESPEARE = dict(zip(SIZES, (2.714, 2.574, 2.906, 3.406, 3.719), strict=False)
 BOTH_WIKIS = {0: 3.185, 6144: 3.223, 12800: 3.661, 25600: 4.047, 51200: 4.41}
 
 
-def figures_of(folder, packing, n_bytes):
+def entries_for(folder, words, packing, n_bytes):
     figures = {"sizes": packing, "difficulty": 0.866, "bytes": 1, "text_bytes": n_bytes, "seconds": 1}
     (folder / FIGURES).write_text(json.dumps(figures))
+    settings = PretrainSettings.parse(words.split())
+    return best_entries(folder, settings, Machine(7e11, None, "cpu"), lambda n: sizes(fixed_fields(settings, n)))
 
 
 @pytest.mark.parametrize(
@@ -109,18 +111,13 @@ def figures_of(folder, packing, n_bytes):
     [("--budget 20s", 39e6, 51200), ("--budget_flops 2e13", 39e6, 102400), ("--budget_flops 5e12", 1e6, 1600)],
 )
 def test_more_work_and_more_text_want_more_entries(tmp_path, capfd, words, n_bytes, entries):
-    settings = PretrainSettings.parse(words.split())
-    figures_of(tmp_path, SHAKESPEARE if n_bytes == 1e6 else EN_WIKI, n_bytes)
-    machine = Machine(7e11, None, "cpu")
-    assert best_entries(tmp_path, settings, machine, lambda n: sizes(fixed_fields(settings, n))) == entries
+    assert entries_for(tmp_path, words, SHAKESPEARE if n_bytes == 1e6 else EN_WIKI, n_bytes) == entries
     assert f"{entries:,} entries" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("words", ["--budget_tokens 10k", "--budget 10m"])
 def test_this_repositorys_stays_where_no_model_suits_the_text_or_it_packs_more(tmp_path, words):
-    figures_of(tmp_path, {0: 3.5, 1024: 2.2}, 4e6)
-    settings = PretrainSettings.parse(words.split())
-    assert best_entries(tmp_path, settings, Machine(7e11, None, "cpu"), lambda n: sizes(fixed_fields(settings, n))) == 0
+    assert entries_for(tmp_path, words, {0: 3.5, 1024: 2.2}, 4e6) == 0
 
 
 @pytest.mark.parametrize(
@@ -134,11 +131,9 @@ def test_this_repositorys_stays_where_no_model_suits_the_text_or_it_packs_more(t
 )
 def test_the_law_meets_the_gains_that_were_measured(tmp_path, capfd, packing, tokens, measured):
     width, layers = (160, 2) if tokens < 1e7 else (192, 3)
-    words = ["--budget_tokens", f"{tokens}", "--hidden_size", f"{width}", "--num_hidden_layers", f"{layers}"]
-    settings = PretrainSettings.parse(words)
+    words = f"--budget_tokens {tokens} --hidden_size {width} --num_hidden_layers {layers}"
     for size, ratio in measured.items():
-        figures_of(tmp_path, {0: packing[0], size: packing[size]}, 39e6)
-        best_entries(tmp_path, settings, Machine(7e11, None, "cpu"), lambda n: sizes(fixed_fields(settings, n)))
+        entries_for(tmp_path, words, {0: packing[0], size: packing[size]}, 39e6)
         told = int(capfd.readouterr().out.split("about ")[1].split("%")[0])
         assert 1 - told / 100 == pytest.approx(ratio, abs=0.02)
 

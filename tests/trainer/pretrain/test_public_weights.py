@@ -148,7 +148,6 @@ def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, me
 
 
 def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
-    """Nothing is fetched."""
     line = "--from_weight Qwen/Qwen3-0.6B: there is neither a folder of a model .* hf download"
     with pytest.raises(UserError, match=line):
         train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
