@@ -1,6 +1,5 @@
 """train_electra.py as a user runs it. References: plain formulas, the fields of files, an uninterrupted run."""
 
-import copy
 import json
 import math
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraConfig, 
 from common.errors import UserError
 from encoders.electra.job import VAL_SEED, ElectraJob
 from encoders.electra.settings import NETWORK_SIZES, ElectraSettings
+from tests import helpers
 from tests.encoders.electra.test_examples import write_lines, write_vocab
 from tests.helpers import ROOT, argument_list, before_update, command_line, complaint, stopped_after, trainer_of
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -26,8 +26,6 @@ SMALL = {
     "save_interval": 5, "num_workers": 0, "device": "cpu", "dtype": "float32", "use_compile": 0, "dist_timeout": 60,
     "report": 0,
 }  # fmt: skip
-# Where networks come from files, no flag says their sizes.
-NO_SIZES = dict.fromkeys(NETWORK_SIZES)
 TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory", "started", "command", "settings")
 DISCRIMINATOR = {
     "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -51,18 +49,13 @@ def train(**changes):
     return trainer_of(train_electra.main, flags(**changes))
 
 
-def weights(run):
-    return copy.deepcopy(run.engine.model.state_dict())
-
-
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def log_lines(folder, field="loss"):
-    text = (folder / "electra_small" / "electra_small.metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if field in line]
+    lines = helpers.records(folder / "electra_small" / "electra_small.metrics.jsonl", field)
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
 def test_what_a_run_leaves(data, tmp_path, capsys):
@@ -141,7 +134,7 @@ def test_a_killed_run_goes_on_bitwise(data, tmp_path, at, batch_size, dtype):
         train_electra.main(flags(**same, out_dir=tmp_path / "cut"))
     resumed = train(**same, out_dir=tmp_path / "cut", from_resume=1, num_workers=1)
     assert (whole.progress.epoch > 0) == (batch_size > 4)
-    assert equal(weights(whole), weights(resumed))
+    helpers.assert_same_weights(whole, resumed)
     assert log_lines(tmp_path / "whole") == log_lines(tmp_path / "cut")
     last = "electra_small/electra_small_resume/update_00000012.pt"
     ends = [torch.load(tmp_path / run / last, weights_only=True)["engine"]["optimizer"] for run in ("whole", "cut")]
@@ -199,7 +192,7 @@ def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp
         train_electra.main(flags(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2))
     run = train(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2, from_resume=1)
     assert capsys.readouterr().out.count("--- sample from ") == 3
-    assert equal(weights(run), weights(train(**data, out_dir=tmp_path / "b", accumulation_steps=2)))
+    helpers.assert_same_weights(run, train(**data, out_dir=tmp_path / "b", accumulation_steps=2))
     shown = log_lines(tmp_path / "a", "text")
     assert [line["update"] for line in shown] == [5, 10, 12]
     job = run.job
@@ -231,7 +224,7 @@ def files(folder, generator=GENERATOR, discriminator=DISCRIMINATOR):
     for name, fields in (("generator_config", generator), ("discriminator_config", discriminator)):
         paths[name] = folder / f"{name}.json"
         paths[name].write_text(fields if isinstance(fields, str) else json.dumps(fields))
-    return {**NO_SIZES, **paths}
+    return {**dict.fromkeys(NETWORK_SIZES), **paths}
 
 
 def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch):
