@@ -12,7 +12,6 @@ from trainer.reporting.alarm import Alarm
 from trainer.reporting.html_report import write_report
 
 FALLING = [8.7 * 0.98**n for n in range(120)]
-NOISE = itertools.cycle((0.02, -0.02, 0.01, -0.03))
 
 
 def told(losses, validation=()):
@@ -29,20 +28,16 @@ def told(losses, validation=()):
 @pytest.mark.parametrize(
     ("run", "line"),
     [
-        ([8.8, 9.4, 40.0, 142_733.0, 9e9], "a loss of 142733.00 is worse than guessing (8.76): the rate is too high"),
-        ([*FALLING[:30], 9.3, 9.4], "a loss of 9.30 is worse than guessing"),
-        ([8.8, 8.0, *(7.0 + next(NOISE) for _ in range(40))], "the loss stands at 7"),
-        ([8.8, *itertools.repeat(7.6, 40)], "the loss stands at 7.60"),
+        ([[8.8, 9.4, 40.0, 142_733.0, 9e9]], "a loss of 142733.00 is worse than guessing (8.76): the rate is too high"),
+        ([[*FALLING[:30], 9.3, 9.4]], "a loss of 9.30 is worse than guessing"),
+        ([[8.8, 8.0, *[7.02, 6.98, 7.01, 6.97] * 10]], "the loss stands at 7"),
+        ([[8.8, *itertools.repeat(7.6, 40)]], "the loss stands at 7.60"),
+        ((FALLING, (3, 2, 2.01, 2.02, 2.04, 2.06)), "the validation loss rises from 2.000 to 2.040 in 3 evaluations"),
     ],
 )
 def test_a_loss_of_no_use_is_told_once(run, line):
-    (found,) = told(run)
+    (found,) = told(*run)
     assert found.startswith(line)
-
-
-def test_a_validation_loss_that_rises_is_told():
-    (rise,) = told(FALLING, validation=(3.0, 2.0, 2.01, 2.02, 2.04, 2.06))
-    assert "rises from 2.000 to 2.040 in 3 evaluations" in rise
 
 
 @pytest.mark.parametrize(
