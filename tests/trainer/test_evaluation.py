@@ -1,7 +1,6 @@
 """The validation loss, and texts that a model in training writes. References: forward() on each document, runs without them."""
 
 import contextlib
-import json
 import math
 from unittest import mock
 
@@ -47,7 +46,7 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
                 logits = model(piece[None, :-1]).logits[0]
             total += float(F.cross_entropy(logits, piece[1:], reduction="sum"))
             targets += len(piece) - 1
-    n_bytes = sum(len(json.loads(line)["text"].encode()) for line in data.read_text(encoding="utf-8").splitlines())
+    n_bytes = sum(len(record["text"].encode()) for record in records(data, None))
     assert longest > 13  # some document was cut
     assert values["val_loss"] == pytest.approx(total / targets, rel=1e-6)
     assert values["perplexity"] == pytest.approx(math.exp(total / targets), rel=1e-5)

@@ -116,10 +116,9 @@ def test_an_interval_is_as_many_rows_on_any_number_of_ranks(world):
     assert due == [2, 3, 5, 6] and batching.updates_in(9) == 1.5
 
 
-def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):
+def test_a_run_has_the_updates_of_accumulation_steps(data, tmp_path, capsys):
     """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
-    write_corpus(tmp_path / "data.jsonl")
-    options = {"data_path": tmp_path / "data.jsonl", "batch_size": 2, "log_interval": 3, "warmup_iters": 6}
+    options = {"data_path": data, "batch_size": 2, "log_interval": 3, "warmup_iters": 6}
     by_rows = train(out_dir=tmp_path / "rows", rows_per_update=6, accumulation_steps=None, **options)
     assert "(2 x 3 micro-batches x 1 rank)" in capsys.readouterr().out
     by_steps = train(out_dir=tmp_path / "steps", accumulation_steps=3, **options)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import UserError
-from tests.helpers import assert_same_weights, losses, stopped_after, tiny_model, train, write_corpus
+from tests.helpers import assert_same_weights, losses, stopped_after, tiny_model, train
 from trainer.pretrain.sampled_head import HeadSampler, rows_targets
 
 V, K = 61, 29
@@ -76,10 +76,9 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula(n_ids):
     torch.testing.assert_close(torch.stack(estimates).mean(0), exp_logits[0].sum(-1), rtol=0.02, atol=0.0)
 
 
-def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
+def test_runs_with_it_are_cut_and_resumed_like_others(data, tmp_path):
     """Other micro-batches draw the same ids, and a resumed run ends with the same bits. The loss is near that of all ids."""
-    data = str(write_corpus(tmp_path / "text.jsonl"))
-    run = {**SAMPLED, "data_path": data, "cache_dir": str(tmp_path)}
+    run = {**SAMPLED, "data_path": data}
     whole = train(**run, out_dir=str(tmp_path / "whole"))
     cut = train(**run, out_dir=str(tmp_path / "cut"), batch_size=1, accumulation_steps=4)
     torch.testing.assert_close(cut.engine.parameters, whole.engine.parameters, rtol=1e-4, atol=1e-6)
@@ -96,9 +95,9 @@ def test_runs_with_it_are_cut_and_resumed_like_others(tmp_path):
     assert torch.equal(embedding[unused], short.engine.model.lm_head.weight[unused])
 
 
-def test_a_run_of_all_ids_continues_with_a_sample_and_is_verified(tmp_path, capsys):
+def test_a_run_of_all_ids_continues_with_a_sample_and_is_verified(data, tmp_path, capsys):
     """--verify_every computes each update twice: the second time from the same moments. Reference: the run without it."""
-    run = {**SAMPLED, "data_path": str(write_corpus(tmp_path / "text.jsonl")), "cache_dir": str(tmp_path)}
+    run = {**SAMPLED, "data_path": data}
     found = []
     for every in (0, 1):
         with stopped_after(3), pytest.raises(AssertionError):
@@ -117,9 +116,8 @@ def test_long_rows_are_counted_in_little_memory(positions, counted):
     assert len(rows) == counted and rows[0] == 0 and rows[-1] == (0 if counted == 1 else 4999)
 
 
-def test_a_number_that_does_not_fit_is_told(tmp_path, capsys):
-    data = str(write_corpus(tmp_path / "text.jsonl"))
-    run = {"data_path": data, "cache_dir": str(tmp_path), "out_dir": str(tmp_path / "out"), "max_updates": 2}
+def test_a_number_that_does_not_fit_is_told(data, tmp_path, capsys):
+    run = {"data_path": data, "out_dir": tmp_path, "max_updates": 2}
     train(**run, sampled_softmax=5)
     assert capsys.readouterr().out.count("--sampled_softmax 5 is too few for the targets of a row") == 1
     with pytest.raises(UserError, match="--sampled_softmax 6400: the vocabulary has 6400 ids"):
