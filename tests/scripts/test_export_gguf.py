@@ -57,13 +57,6 @@ def train(pieces, folder, texts, vocab_size=VOCABULARY):
 
 
 @pytest.fixture(scope="session")
-def corpus():
-    """The paragraphs of our pages, some of them Chinese."""
-    pages = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README_zh.md"]
-    return [paragraph for page in pages for paragraph in page.read_text(encoding="utf-8").split("\n\n")]
-
-
-@pytest.fixture(scope="session")
 def tokens(tmp_path_factory):
     """The folder of a tokenizer that cuts by the rule of Llama 3."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
@@ -233,14 +226,9 @@ def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(wor
     tokenizer = load_tokenizer(ROOT / "model")
     assert "generation" not in tokenizer.chat_template.replace("add_generation_prompt", "")
     for chat, ask in itertools.product(CHATS, (True, False)):
-        request = {**rename(chat), **words, "tokenize": False, "add_generation_prompt": ask}
-        ours = tokenizer.apply_chat_template(**request)
-        assert ours == tokenizer.apply_chat_template(**request, chat_template=MARKED_TEMPLATE)
-
-
-def rename(request):
-    """transformers calls the messages a conversation."""
-    return {"conversation" if name == "messages" else name: value for name, value in request.items()}
+        request = {**words, "tools": chat.get("tools"), "tokenize": False, "add_generation_prompt": ask}
+        ours = tokenizer.apply_chat_template(chat["messages"], **request)
+        assert ours == tokenizer.apply_chat_template(chat["messages"], **request, chat_template=MARKED_TEMPLATE)
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, tokens, monkeypatch):
@@ -277,9 +265,11 @@ HARD_TEXTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "qwen35", "gpt-2", "ours"])
-def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus):
-    """Reference: the ids of training, of documents and of texts that are hard to cut."""
-    texts = [*HARD_TEXTS, *export_hf.TEXTS, *corpus]
+def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path):
+    """Reference: the ids of training, of our pages' paragraphs, some of them Chinese, and of texts that are hard to cut."""
+    texts = [*HARD_TEXTS, *export_hf.TEXTS]
+    for page in (*sorted(ROOT.glob("docs/*.md")), ROOT / "README_zh.md"):
+        texts += page.read_text(encoding="utf-8").split("\n\n")
     folder = ROOT / "model"
     if name != "ours":
         pieces = "llama-bpe" if name == "gpt-2" else name
@@ -349,7 +339,7 @@ def test_llama_cpp_reads_the_smaller_types(dtype, bound, tmp_path, tokens):
         moved = ((logits.log_softmax(-1) - theirs).norm() / logits.norm()).item()
         assert 0 < moved < bound
         for chat in CHATS:
-            words = {**rename(chat), "add_generation_prompt": True}
+            words = {"conversation": chat["messages"], "tools": chat.get("tools"), "add_generation_prompt": True}
             prompt = ask("/apply-template", **chat)["prompt"]
             ids = ask("/tokenize", content=prompt, add_special=True)["tokens"]
             # The first token is left to the tokenizer.
