@@ -24,13 +24,6 @@ OutOfResources = type("OutOfResources", (Exception,), {})
 NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
 
-@pytest.fixture
-def quick_compile(monkeypatch):
-    """torch.compile without its code generation: the graphs are traced and run by eager kernels."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
-
-
 @pytest.mark.parametrize("T, heads, groups", [(32, 4, 2), (37, 3, 3), (3, 4, 1)])
 def test_block_attention_is_sdpa(T, heads, groups):
     """Values and gradients against F.scaled_dot_product_attention with a bool mask, fp32 at 1e-5; ragged blocks too."""
@@ -105,8 +98,11 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype):
         pytest.param("minimind3_moe", False, True, marks=pytest.mark.slow),
     ],
 )
-def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, recomputes, quick_compile):
+def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, recomputes, monkeypatch):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
+    # Without code generation: the graphs are traced and run by eager kernels.
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
     batch = batches()[0]
     model = tiny(kind, router_aux_loss_coef=0.1)
     keys = list(model.state_dict())

@@ -2,7 +2,6 @@
 third update on nothing may read a tensor, have a size that depends on one, or be copied to the device in a way that makes the
 host wait. What compiled code does is not seen; `make gpu` asks torch itself."""
 
-import contextlib
 from unittest import mock
 
 import pytest
@@ -38,30 +37,18 @@ class Watch:
         self.updates = 0
         self.waits = []
 
-    def call(self, method, engine, *args, **kwargs):
-        self.updates += method.__name__ == "update"
-        if self.updates < FIRST_STEADY:
-            return method(engine, *args, **kwargs)
-        reads, copies = len(self.mode.reads), len(self.mode.copies)
-        with NoHostWait():
-            result = method(engine, *args, **kwargs)
-        self.waits += self.mode.reads[reads:] + self.mode.copies[copies:]
-        return result
+    def around(self, method):
+        def watched(engine, *args, **kwargs):
+            self.updates += method.__name__ == "update"
+            if self.updates < FIRST_STEADY:
+                return method(engine, *args, **kwargs)
+            reads, copies = len(self.mode.reads), len(self.mode.copies)
+            with NoHostWait():
+                result = method(engine, *args, **kwargs)
+            self.waits += self.mode.reads[reads:] + self.mode.copies[copies:]
+            return result
 
-
-def watched_run(**flags):
-    """(Watch, Trainer) of a run on a simulated GPU."""
-    with simulated_cuda() as cuda, contextlib.ExitStack() as patches:
-        watch = Watch(cuda.mode)
-        for name in ("micro_batch", "update", "poll"):
-            method = getattr(Engine, name)
-
-            def watched(engine, *args, method=method, **kwargs):
-                return watch.call(method, engine, *args, **kwargs)
-
-            patches.enter_context(mock.patch.object(Engine, name, watched))
-        run = train(device=None, max_updates=8, log_interval=1000, **flags)
-    return watch, run
+        return watched
 
 
 @pytest.mark.parametrize(
@@ -75,7 +62,12 @@ def watched_run(**flags):
 def test_a_steady_update_waits_for_nothing(fields, dtype, optimizer, data, tmp_path, monkeypatch):
     mix = mock.Mock(wraps=ways.grouped_experts)
     monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: mix)
-    watch, run = watched_run(data_path=data, out_dir=tmp_path, dtype=dtype, optimizer=optimizer, **fields)
+    options = {"data_path": data, "out_dir": tmp_path, "dtype": dtype, "optimizer": optimizer, **fields}
+    with simulated_cuda() as cuda:
+        watch = Watch(cuda.mode)
+        for name in ("micro_batch", "update", "poll"):
+            monkeypatch.setattr(Engine, name, watch.around(getattr(Engine, name)))
+        run = train(device=None, max_updates=8, log_interval=1000, **options)
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"
     assert run.engine.scaler.is_enabled() == (dtype == "float16")
