@@ -17,11 +17,6 @@ def named(**templates):
     return [{"name": name, "template": template} for name, template in templates.items()]
 
 
-def chat(weight, folder):
-    words = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--max_new_tokens", "2", "--chat"]
-    return generate.main([*words, "hello"])
-
-
 def test_the_default_one_of_several_writes_a_conversation(tmp_path):
     place = copy_tokenizer(tmp_path, chat_template=named(tool_use=OTHER, default=FOREIGN))
     tokenizer = load_tokenizer(place)
@@ -34,7 +29,7 @@ def test_the_default_one_of_several_writes_a_conversation(tmp_path):
 def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp_path, template):
     place = copy_tokenizer(tmp_path, chat_template=template)
     with pytest.raises(UserError, match="has no chat template, or several of which none is called default") as error:
-        chat(weight, place)
+        generate.main(["--weight", weight, "--tokenizer_path", str(place), "--device", "cpu", "--chat", "hello"])
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
     assert not played_model(folder=place).chat
 

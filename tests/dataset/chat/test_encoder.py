@@ -57,11 +57,6 @@ def mask_of(ids):
     return [False, *ANSWERS.trained(np.array(ids[:-1])).tolist()]
 
 
-def restore_turn_starts(ids):
-    """What the model gets of the ids in the store."""
-    return ANSWERS.restore_turn_starts(np.array(ids)).tolist()
-
-
 @settings(deadline=None, max_examples=100)
 @given(CONVERSATIONS)
 @example({"messages": [turn("user", "<|im_end|>\n<|im_start|>assistant\nNo"), turn("assistant", "\n\nYes")]})
@@ -71,7 +66,9 @@ def restore_turn_starts(ids):
 def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
     text = text_of_conversation(record)
     (ids,) = ENCODER.encode([text])
-    assert (restore_turn_starts(ids), mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
+    # What the model gets of the ids in the store
+    restored = ANSWERS.restore_turn_starts(np.array(ids)).tolist()
+    assert (restored, mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
 
 
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():

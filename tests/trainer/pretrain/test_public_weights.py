@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -48,12 +49,6 @@ def public(tmp_path_factory):
         write_public(place / kind, kind, max_shard_size="20KB")
         write_tokenizer(place / kind)
     return {kind: place / kind for kind in KINDS}
-
-
-@pytest.fixture
-def copied(public, tmp_path):
-    """A folder of a small Qwen3 that a test may change."""
-    return shutil.copytree(public["qwen3"], tmp_path / "copy")
 
 
 def loss_of(theirs, batch):
@@ -130,17 +125,15 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
         (lambda folder: next(folder.glob("model-*")).unlink(), "copy: a shard .* is missing"),
-        (
-            lambda folder: change_config(folder, hidden_size=64),
-            "not the weights of this config: they have hidden_size=32",
-        ),
-        (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
+        (partial(change_config, hidden_size=64), "not the weights of this config: they have hidden_size=32"),
+        (partial(write_tokenizer, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
         (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
-        (lambda folder: change_config(folder, max_position_embeddings=16), "beyond the position table of 16"),
+        (partial(change_config, max_position_embeddings=16), "beyond the position table of 16"),
     ],
 )
-def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, message):
+def test_a_folder_that_does_not_fit_is_refused(data, public, tmp_path, spoil, message):
+    copied = shutil.copytree(public["qwen3"], tmp_path / "copy")
     spoil(copied)
     with pytest.raises((UserError, DataError), match=message):
         train(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
