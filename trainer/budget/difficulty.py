@@ -58,12 +58,13 @@ def difficulty_of(
         rows = sampled_rows(plan, TRAINED_TOKENS + EVALUATED_TOKENS)
         is_evaluated = np.arange(len(rows)) % ROWS_PER_EVALUATED == 0
         evaluated = tokens_of(assembler, plan, rows[is_evaluated])
-        rows = rows[~is_evaluated]
+        trained = tokens_of(assembler, plan, rows[~is_evaluated])
+        # Rows of a mixture may hold the same documents again, whose passages say nothing.
+        factor = 1.0
     else:
-        rows = sampled_rows(plan, TRAINED_TOKENS)
+        trained = tokens_of(assembler, plan, sampled_rows(plan, TRAINED_TOKENS))
         evaluated = tokens_of(validation.assembler, validation.plan, sampled_rows(validation.plan, EVALUATED_TOKENS))
-    trained = tokens_of(assembler, plan, rows)
-    factor = 1 - GAIN_OF_PASSAGES * share_of_passages(trained, evaluated)
+        factor = 1 - GAIN_OF_PASSAGES * share_of_passages(trained, evaluated)
     usual = DocumentEncoder(load_tokenizer(DEFAULT), encoder.parse_special_tokens)
     # Conversations keep their marks, and what a tokenizer cannot give back keeps its tokens.
     is_other = type(encoder) is DocumentEncoder and encoder.fingerprint != usual.fingerprint
