@@ -1,17 +1,10 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
-
 from common.files import relative_to_cwd
 from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
-from common.settings import Settings, SettingsParser, setting, switch
 from common.start import ROOT
 from common.wording import announce
 from model.weight_record import newest_weight
-from trainer.pretrain.settings import DataSettings, ValidationDataSettings
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
@@ -176,36 +169,3 @@ def report_parser() -> Parser:
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
     p.add_argument("--out", help="page to write (default: beside the first run's metrics; compare.html for several)")
     return p
-
-
-@dataclass(kw_only=True)
-class LookSettings(Settings):
-    """what to look at"""
-
-    row: list[int] = setting(
-        [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
-    )
-    texts: bool = switch(True, help="read all texts, for near copies and odd documents; 0: only count")
-    examples: int = setting(3, check=not_negative(int), help="examples per kind of finding")
-    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-    seed: int = setting(42, check=seed, help="seed of the run whose rows are shown")
-
-
-@dataclass(kw_only=True)
-class InspectSettings(ValidationDataSettings, DataSettings, LookSettings):
-    """All settings of inspect_data.py; --help shows the groups from the last to the first."""
-
-    prog: ClassVar[str] = "inspect_data.py"
-    description: ClassVar[str] = "Look at the data before training on it, with the data flags of that training."
-
-
-# {script: its flags}
-PARSERS: dict[str, Callable[[], Parser]] = {
-    "generate": generate_parser,
-    "play": play_parser,
-    "evaluate": evaluate_parser,
-    "export_hf": export_parser,
-    "export_gguf": export_gguf_parser,
-    "report": report_parser,
-    "inspect_data": partial(SettingsParser, InspectSettings),
-}

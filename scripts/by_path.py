@@ -13,6 +13,6 @@ from common.start import guard_imports
 
 guard_imports()
 
-from scripts.arguments import PARSERS
+from scripts.parsers import PARSERS
 
 PARSERS[Path(sys.argv[0]).resolve().stem]().parse_args()

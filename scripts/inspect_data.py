@@ -37,7 +37,7 @@ from dataset.store.build import first_writable
 from dataset.store.deduplicate import stored_texts
 from dataset.store.token_store import ConcatStore
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts.arguments import InspectSettings
+from scripts.parsers import InspectSettings
 from trainer.machine.command_line import run_cli
 from trainer.machine.rank import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, announce_embedded_corpus, data_of, open_corpus

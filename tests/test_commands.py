@@ -18,6 +18,7 @@ from dataset import embedded_corpus
 from encoders.electra.settings import ElectraSettings
 from encoders.glue.settings import GlueSettings
 from scripts import arguments as script_arguments
+from scripts import parsers
 from tests.helpers import ROOT, command_line, run_program, write_weights
 from trainer import train_tokenizer
 from trainer.pretrain.settings import PretrainSettings
@@ -30,7 +31,7 @@ PARSERS = {
     "trainer/train_electra.py": partial(SettingsParser, ElectraSettings),
     "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
     "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
-    **{f"scripts/{name}.py": parser for name, parser in script_arguments.PARSERS.items()},
+    **{f"scripts/{name}.py": parser for name, parser in parsers.PARSERS.items()},
 }
 READMES = ("README.md", "README_zh.md")
 # Makes an "environment" of itself, and fails where it is asked for an index.
