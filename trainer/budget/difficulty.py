@@ -98,8 +98,8 @@ def difficulty_of_tokens(trained: Ints, evaluated: Ints) -> float:
 
 def share_of_passages(trained: Ints, evaluated: Ints) -> float:
     """Share of the PASSAGE tokens in a row of the one text that the other has too."""
-    known, wanted = (hashes_of_passages(tokens) for tokens in (trained, evaluated))
-    return float(np.isin(wanted, known).mean()) if len(wanted) else 0.0
+    known, wanted = np.sort(hashes_of_passages(trained)), hashes_of_passages(evaluated)
+    return float(values_at(known, np.ones(len(known)), wanted).mean()) if len(known) and len(wanted) else 0.0
 
 
 def hashes_of_passages(tokens: Ints) -> NDArray[np.uint64]:
